@@ -1,0 +1,3 @@
+"""EnvACE in JAX: a policy that acts, rehearses its environment, and learns."""
+
+__version__ = '0.1.0'

@@ -1,0 +1,167 @@
+"""Episodes become arrays here, and masks are read off authors.
+
+A `TrainBatch` row is one transcript, right-padded: tokens, who wrote them,
+the behaviour log-probs, and one advantage per role. Which tokens are targets
+is a function of their authors, of nothing else: no mask is inferred from a
+pad id or a marker, and there is no default of "all ones". Token t of a row is
+predicted from tokens < t, so a mask set at t means "token t is a target";
+token 0 has no context and is never one.
+
+A policy is trained on what it sampled (`AUTHOR_OF_ROLE`). Recorded attempts
+have real observations, written by `WORLD`; a model learning from them must
+learn to write those too (`SUPERVISED_AUTHORS`).
+"""
+
+from collections.abc import Collection, Sequence
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from envace_jax import types
+
+NUM_ROLES = len(types.Role)
+SAMPLED_AUTHORS = tuple(types.AUTHOR_OF_ROLE[role] for role in types.Role)
+SUPERVISED_AUTHORS = (
+  types.Author.ACT,
+  types.Author.REHEARSE,
+  types.Author.WORLD,
+)
+
+
+@flax.struct.dataclass
+class TrainBatch:
+  """B right-padded rows. Rows of length 0 are padding."""
+
+  tokens: jax.Array  # [B, T] int32
+  authors: jax.Array  # [B, T] int32, values of types.Author
+  logprobs: jax.Array  # [B, T] float32, behaviour; 0 where nobody sampled
+  advantages: jax.Array  # [B, R] float32
+  lengths: jax.Array  # [B] int32
+
+
+def valid(batch: TrainBatch) -> jax.Array:
+  """valid_BT: True on the tokens of a row, False on its padding."""
+  return jnp.arange(batch.tokens.shape[1])[None, :] < batch.lengths[:, None]
+
+
+def loss_mask(
+  batch: TrainBatch, authors: Collection[types.Author]
+) -> jax.Array:
+  """mask_BT: True where the token is a target written by one of `authors`."""
+  written_BT = jnp.zeros(batch.authors.shape, bool)
+  for author in authors:
+    written_BT |= batch.authors == int(author)
+  has_context_BT = jnp.arange(batch.tokens.shape[1])[None, :] > 0
+  return written_BT & has_context_BT & valid(batch)
+
+
+def role_mask(batch: TrainBatch, role: types.Role) -> jax.Array:
+  """mask_BT of the tokens that the policy sampled in `role`."""
+  return loss_mask(batch, (types.AUTHOR_OF_ROLE[role],))
+
+
+def advantage_per_token(batch: TrainBatch) -> jax.Array:
+  """adv_BT: the row's advantage in the role that wrote the token, else 0."""
+  adv_BT = jnp.zeros(batch.tokens.shape, jnp.float32)
+  for role in types.Role:
+    adv_B1 = batch.advantages[:, role, None]
+    adv_BT = jnp.where(role_mask(batch, role), adv_B1, adv_BT)
+  return adv_BT
+
+
+def pack_episodes(
+  episodes: Sequence[types.Episode],
+  advantages_ER: np.ndarray,
+  *,
+  length_buckets: Sequence[int],
+  batch_size: int,
+) -> TrainBatch:
+  """One row per episode, padded to the smallest bucket that fits them all."""
+  if np.shape(advantages_ER) != (len(episodes), NUM_ROLES):
+    raise ValueError(
+      f'advantages have shape {np.shape(advantages_ER)}; '
+      f'{len(episodes)} episodes need {(len(episodes), NUM_ROLES)}'
+    )
+  if not np.isfinite(advantages_ER).all():
+    raise ValueError('advantages are not finite')
+  for i, episode in enumerate(episodes):
+    _check_behaviour(i, episode)
+  return _pack(
+    [(e.tokens, e.authors, e.logprobs) for e in episodes],
+    advantages_ER,
+    length_buckets=length_buckets,
+    batch_size=batch_size,
+    targets=SAMPLED_AUTHORS,
+  )
+
+
+def pack_rows(
+  rows: Sequence[tuple[np.ndarray, np.ndarray]],
+  *,
+  length_buckets: Sequence[int],
+  batch_size: int,
+) -> TrainBatch:
+  """Packs recorded (tokens, authors) rows, which have no behaviour policy."""
+  return _pack(
+    [(tokens, authors, np.zeros(len(tokens))) for tokens, authors in rows],
+    np.zeros((len(rows), NUM_ROLES)),
+    length_buckets=length_buckets,
+    batch_size=batch_size,
+    targets=SUPERVISED_AUTHORS,
+  )
+
+
+def _pack(rows, advantages_ER, *, length_buckets, batch_size, targets):
+  if len(rows) > batch_size:
+    raise ValueError(f'{len(rows)} rows do not fit batch_size={batch_size}')
+  length = _bucket([len(tokens) for tokens, _, _ in rows], length_buckets)
+  packed = TrainBatch(
+    tokens=np.zeros((batch_size, length), np.int32),
+    authors=np.full((batch_size, length), types.Author.PROMPT, np.int32),
+    logprobs=np.zeros((batch_size, length), np.float32),
+    advantages=np.zeros((batch_size, NUM_ROLES), np.float32),
+    lengths=np.zeros(batch_size, np.int32),
+  )
+  for i, (tokens, authors, logprobs) in enumerate(rows):
+    n = len(tokens)
+    if not n == len(authors) == len(logprobs):
+      raise ValueError(
+        f'row {i} has {n} tokens, {len(authors)} authors and '
+        f'{len(logprobs)} log-probs'
+      )
+    packed.tokens[i, :n] = tokens
+    packed.authors[i, :n] = authors
+    packed.logprobs[i, :n] = logprobs
+    packed.lengths[i] = n
+  packed.advantages[: len(rows)] = advantages_ER
+  if not np.isin(packed.authors[:, 1:], [int(a) for a in targets]).any():
+    names = ', '.join(author.name for author in targets)
+    raise ValueError(
+      f'0 trainable tokens in {len(rows)} rows: none was written by {names}'
+    )
+  return packed
+
+
+def _bucket(lengths, length_buckets):
+  buckets = sorted(length_buckets)
+  longest = max(lengths, default=0)
+  for bucket in buckets:
+    if longest <= bucket:
+      return bucket
+  raise ValueError(
+    f'row {int(np.argmax(lengths))} has {longest} tokens, more than the '
+    f'largest of length_buckets, {buckets[-1]}'
+  )
+
+
+def _check_behaviour(index, episode):
+  """A sampled token without its log-prob would train on a made-up ratio."""
+  sampled = np.isin(episode.authors, [int(a) for a in SAMPLED_AUTHORS])
+  logprobs = np.asarray(episode.logprobs)[sampled]
+  if not (np.isfinite(logprobs).all() and (logprobs <= 1e-5).all()):
+    raise ValueError(
+      f'episode {index} ({episode.task_id}) has sampled tokens whose '
+      'behaviour log-probs are not finite numbers <= 0'
+    )

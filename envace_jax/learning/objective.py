@@ -1,0 +1,264 @@
+"""What is minimised, as pure functions of parameters and rows.
+
+  supervised   sum_r w_r sum_t -log p(token_t) / D_r        both roles
+  policy       sum_r sum_t (w_r pg_t + kl_r k3_t) / D_r
+               + nll_weight sum_t -log p(token_t) / D       anchor rows
+
+The anchor is a batch of recorded attempts of which only the WORLD-authored
+tokens count: what a real environment returned, next to what the policy would
+like it to return. D is counted over the whole batch before any of it is cut
+into microbatches; `Normalizer` says what it counts, and all terms of a role
+share it. An option whose weight is 0 is not computed; its metric is 0.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import enum
+
+import jax
+import jax.numpy as jnp
+
+from envace_jax import types
+from envace_jax.learning import batch as batches
+from envace_jax.learning import losses
+from envace_jax.model import transformer
+
+Sums = dict[str, losses.WeightedSum]
+
+# What each role learns from recorded attempts: there, the world is real.
+RECORDED_AUTHORS = {
+  types.Role.ACT: (types.Author.ACT,),
+  types.Role.REHEARSE: (types.Author.REHEARSE, types.Author.WORLD),
+}
+ANCHOR_AUTHORS = (types.Author.WORLD,)
+
+
+class Normalizer(enum.Enum):
+  """What the summed token losses of a batch are divided by."""
+
+  TOKEN = 'token'  # trained tokens of all roles: the published token-mean
+  ROLE_TOKEN = 'role_token'  # each role by its own tokens: an equal say
+  ROW = 'row'  # rows: token losses add up, so length earns no discount
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossConfig:
+  """Weights and numerics. Pairs are (act, rehearse).
+
+  Temperatures are those of the training rollout: behaviour log-probs belong
+  to the distribution sampled from, so the policy is rescored under the same.
+  """
+
+  policy_weight_per_role: tuple[float, float] = (1.0, 1.0)  # 0: role is frozen
+  temperature_per_role: tuple[float, float] = (1.0, 1.0)
+  clip_low: float = 0.2
+  clip_high: float = 0.2
+  kl_weight_per_role: tuple[float, float] = (0.0, 0.0)
+  nll_weight: float = 0.0  # of the anchor batch
+  supervised_weight_per_role: tuple[float, float] = (1.0, 1.0)
+  normalizer: Normalizer = Normalizer.TOKEN
+  logprob_chunk: int = 128  # time steps whose logits exist at once
+  microbatches: int = 1
+
+  def __post_init__(self):
+    for name in (
+      'policy_weight_per_role',
+      'kl_weight_per_role',
+      'supervised_weight_per_role',
+    ):
+      pair = getattr(self, name)
+      if len(pair) != batches.NUM_ROLES or min(pair) < 0:
+        raise ValueError(f'{name}={pair}; give (act, rehearse), each >= 0')
+    if (
+      len(self.temperature_per_role) != batches.NUM_ROLES
+      or min(self.temperature_per_role) <= 0
+    ):
+      raise ValueError(
+        f'temperature_per_role={self.temperature_per_role}; a rollout that '
+        'is trained on is sampled at (act, rehearse) temperatures above 0'
+      )
+    if not (0 <= self.clip_low <= 1 and self.clip_high >= 0):
+      raise ValueError(
+        f'clip_low={self.clip_low} must be in [0, 1] and '
+        f'clip_high={self.clip_high} at least 0'
+      )
+    if self.nll_weight < 0:
+      raise ValueError(f'nll_weight={self.nll_weight} must not be negative')
+    if min(self.microbatches, self.logprob_chunk) < 1:
+      raise ValueError(
+        f'microbatches={self.microbatches} and '
+        f'logprob_chunk={self.logprob_chunk} must be at least 1'
+      )
+
+  @property
+  def uses_reference(self) -> bool:
+    return any(self.kl_weight_per_role)
+
+  @property
+  def uses_anchor(self) -> bool:
+    return self.nll_weight > 0
+
+  @property
+  def trained_roles(self) -> tuple[types.Role, ...]:
+    """Roles with a policy or KL weight: the ones whose tokens count."""
+    weights = (self.policy_weight_per_role, self.kl_weight_per_role)
+    return tuple(r for r in types.Role if any(pair[r] for pair in weights))
+
+
+def denominators(
+  masks: Mapping[types.Role, jax.Array],
+  lengths_B: jax.Array,
+  normalizer: Normalizer,
+) -> Mapping[types.Role, jax.Array]:
+  """The divisor of each role, never 0, from the masks of a whole batch."""
+  tokens = {role: mask.sum(dtype=jnp.float32) for role, mask in masks.items()}
+  if normalizer is Normalizer.TOKEN:
+    total = sum(tokens.values(), jnp.float32(0.0))
+    tokens = dict.fromkeys(tokens, total)
+  elif normalizer is Normalizer.ROW:
+    rows = (lengths_B > 0).sum(dtype=jnp.float32)
+    tokens = dict.fromkeys(tokens, rows)
+  return {role: jnp.maximum(count, 1.0) for role, count in tokens.items()}
+
+
+def policy_denominators(
+  batch: batches.TrainBatch, config: LossConfig
+) -> Mapping[types.Role, jax.Array]:
+  masks = {r: batches.role_mask(batch, r) for r in config.trained_roles}
+  return denominators(masks, batch.lengths, config.normalizer)
+
+
+def supervised_denominators(
+  batch: batches.TrainBatch, config: LossConfig
+) -> Mapping[types.Role, jax.Array]:
+  masks = {
+    role: batches.loss_mask(batch, RECORDED_AUTHORS[role])
+    for role in types.Role
+    if config.supervised_weight_per_role[role]
+  }
+  return denominators(masks, batch.lengths, config.normalizer)
+
+
+def anchor_denominator(
+  batch: batches.TrainBatch, config: LossConfig
+) -> jax.Array:
+  masks = {types.Role.REHEARSE: batches.loss_mask(batch, ANCHOR_AUTHORS)}
+  return denominators(masks, batch.lengths, config.normalizer)[
+    types.Role.REHEARSE
+  ]
+
+
+def supervised_loss(
+  model: transformer.Transformer,
+  params: transformer.Params,
+  rows: batches.TrainBatch,
+  divisors: Mapping[types.Role, jax.Array],
+  config: LossConfig,
+) -> tuple[jax.Array, Sums]:
+  """These rows' share of the supervised loss, and sums for the log."""
+  scored = transformer.token_logprobs(
+    model,
+    params,
+    rows.tokens,
+    batches.valid(rows),
+    chunk=config.logprob_chunk,
+  )
+  value, sums = jnp.float32(0.0), {}
+  for role in types.Role:
+    mask_BT = batches.loss_mask(rows, RECORDED_AUTHORS[role])
+    nll = losses.negative_log_likelihood(scored.logprob, mask_BT)
+    sums[f'nll/{role_name(role)}'] = nll
+    sums[f'entropy/{role_name(role)}'] = losses.masked_sum(
+      scored.entropy, mask_BT
+    )
+    if role in divisors:
+      weight = config.supervised_weight_per_role[role]
+      value += weight * nll.total / divisors[role]
+  return value, sums
+
+
+def policy_loss(
+  model: transformer.Transformer,
+  params: transformer.Params,
+  ref_params: transformer.Params | None,
+  rows: batches.TrainBatch,
+  divisors: Mapping[types.Role, jax.Array],
+  config: LossConfig,
+) -> tuple[jax.Array, Sums]:
+  """These rows' share of the policy and KL terms, and sums for the log."""
+  score = lambda params: transformer.token_logprobs(
+    model,
+    params,
+    rows.tokens,
+    batches.valid(rows),
+    _sampling_temperatures(rows, config),
+    chunk=config.logprob_chunk,
+  )
+  scored = score(params)
+  # The gradient is taken with respect to `params` alone.
+  ref = score(ref_params).logprob if config.uses_reference else None
+  adv_BT = batches.advantage_per_token(rows)
+  value, sums = jnp.float32(0.0), {}
+  for role in types.Role:
+    name = role_name(role)
+    mask_BT = batches.role_mask(rows, role)
+    surrogate, terms = losses.policy_gradient(
+      scored.logprob,
+      rows.logprobs,
+      adv_BT,
+      mask_BT,
+      clip_low=config.clip_low,
+      clip_high=config.clip_high,
+    )
+    sums |= {f'{term}/{name}': pair for term, pair in terms.items()}
+    sums[f'entropy/{name}'] = losses.masked_sum(scored.entropy, mask_BT)
+    sums[f'kl/{name}'] = losses.ZERO
+    if ref is not None:
+      sums[f'kl/{name}'] = losses.kl_k3(scored.logprob, ref, mask_BT)
+    # A weight of 0 removes its term: 0 * inf would not.
+    if config.policy_weight_per_role[role]:
+      weight = config.policy_weight_per_role[role]
+      value += weight * surrogate.total / divisors[role]
+    if config.kl_weight_per_role[role]:
+      weight = config.kl_weight_per_role[role]
+      value += weight * sums[f'kl/{name}'].total / divisors[role]
+  return value, sums
+
+
+def anchor_loss(
+  model: transformer.Transformer,
+  params: transformer.Params,
+  rows: batches.TrainBatch,
+  divisor: jax.Array,
+  config: LossConfig,
+) -> tuple[jax.Array, losses.WeightedSum]:
+  """These rows' share of the anchor term, and its unweighted NLL."""
+  scored = transformer.token_logprobs(
+    model,
+    params,
+    rows.tokens,
+    batches.valid(rows),
+    chunk=config.logprob_chunk,
+  )
+  mask_BT = batches.loss_mask(rows, ANCHOR_AUTHORS)
+  nll = losses.negative_log_likelihood(scored.logprob, mask_BT)
+  return config.nll_weight * nll.total / divisor, nll
+
+
+def role_name(role: types.Role) -> str:
+  """'act' or 'rehearse', as metric keys spell it."""
+  return role.name.lower()
+
+
+def _sampling_temperatures(rows, config):
+  """temperature_BT of the role that wrote the token; None when all are 1."""
+  if set(config.temperature_per_role) == {1.0}:
+    return None
+  temperature_BT = jnp.ones(rows.tokens.shape, jnp.float32)
+  for role in types.Role:
+    temperature_BT = jnp.where(
+      batches.role_mask(rows, role),
+      config.temperature_per_role[role],
+      temperature_BT,
+    )
+  return temperature_BT

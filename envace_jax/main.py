@@ -1,0 +1,124 @@
+"""The `envace` command: train | evaluate | rehearse | bench | check.
+
+  envace train    --config experiments/quickstart.py --workdir runs/a
+  envace check    --config experiments/quickstart.py --config.rl.steps=3
+  envace evaluate --workdir runs/a
+  envace rehearse --workdir runs/a --index 3
+  envace bench    --config experiments/quickstart.py --json bench.json
+
+What is wrong with a command is said in one sentence, with exit code 2.
+"""
+
+import os
+import sys
+
+from absl import flags
+from absl import logging
+from ml_collections import config_flags
+
+from envace_jax import errors
+
+COMMANDS = ('train', 'evaluate', 'rehearse', 'bench', 'check')
+
+_CONFIG = config_flags.DEFINE_config_file(
+  'config',
+  None,
+  'Experiment file, e.g. experiments/quickstart.py:smoke; override any option '
+  'after it with --config.rl.steps=3.',
+  lock_config=True,
+)
+_WORKDIR = flags.DEFINE_string('workdir', None, "The run's directory.")
+_JSON = flags.DEFINE_string('json', None, 'bench: also write records here.')
+_SPLIT = flags.DEFINE_string('split', 'test_iid', 'rehearse: tasks to pick from.')
+_INDEX = flags.DEFINE_integer('index', 0, 'rehearse: which task.', lower_bound=0)
+_DISTRIBUTED = flags.DEFINE_bool(
+  'distributed', False, 'Call jax.distributed.initialize() first (pods).'
+)
+
+# XLA on CPU returns its large buffers to the system after each step and takes
+# them back page by page: half the time of a small training run. glibc reads
+# these before the process starts, hence the re-execution.
+_ALLOCATOR = {
+  'MALLOC_MMAP_THRESHOLD_': '8589934592',
+  'MALLOC_TRIM_THRESHOLD_': '8589934592',
+  'MALLOC_TOP_PAD_': '268435456',
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs one command; returns the exit code."""
+  if argv is None:
+    _keep_memory()
+    argv = sys.argv
+  try:
+    command = _parse(argv)
+    logging.set_verbosity(logging.INFO)
+    return _run(command)
+  except errors.UserError as error:
+    sys.stderr.write(f'envace: {error}\n')
+    return 2
+
+
+def _parse(argv: list[str]) -> str:
+  usage = f'usage: envace {{{" | ".join(COMMANDS)}}} --config FILE --workdir DIR'
+  if len(argv) < 2 or argv[1] in ('-h', '--help', 'help'):
+    raise errors.UserError(f'{usage}\n{__doc__}')
+  command, rest = argv[1], argv[2:]
+  if command not in COMMANDS:
+    raise errors.UserError(f'unknown command {command!r}; {usage}')
+  try:
+    left = flags.FLAGS([argv[0], *rest])
+  except Exception as error:  # absl, ml_collections and the file itself
+    raise errors.UserError(
+      f'{type(error).__name__}: {error}'.splitlines()[0]
+      + '; options are listed in experiments/base.py'
+    ) from error
+  if len(left) > 1:
+    raise errors.UserError(f'unexpected arguments {left[1:]}; {usage}')
+  return command
+
+
+def _run(command: str) -> int:
+  # Imported here, so that a wrong flag is reported before JAX starts.
+  if command == 'check':
+    from envace_jax import check
+
+    return check.run(_config())
+  from envace_jax import bench
+  from envace_jax import commands
+  from envace_jax import process
+  from envace_jax import train
+
+  if _DISTRIBUTED.value:
+    process.initialize_distributed()
+  if command == 'train':
+    return train.run(_config(), _workdir())
+  if command == 'evaluate':
+    return commands.evaluate(_workdir())
+  if command == 'rehearse':
+    return commands.rehearse(_workdir(), _SPLIT.value, _INDEX.value)
+  return bench.run(_config(), _JSON.value)
+
+
+def _config():
+  if _CONFIG.value is None:
+    raise errors.UserError('give --config, e.g. experiments/quickstart.py')
+  return _CONFIG.value
+
+
+def _workdir() -> str:
+  if _WORKDIR.value is None:
+    raise errors.UserError('give --workdir, the directory of the run')
+  return _WORKDIR.value
+
+
+def _keep_memory() -> None:
+  """Restarts the process once with glibc told to keep freed memory."""
+  missing = {k: v for k, v in _ALLOCATOR.items() if k not in os.environ}
+  if sys.platform == 'linux' and missing:
+    os.environ.update(missing)
+    os.execv(sys.executable, [sys.executable, '-m', 'envace_jax.main', *sys.argv[1:]])
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,265 @@
+"""The policy network, and log-probabilities that never hold [B, T, V].
+
+  hidden_BTD, cache = model.apply({'params': params}, tokens_BT, ...)
+  logits_BTV = model.apply({'params': params}, hidden_BTD, method='unembed')
+
+One function, two ways to run it. Without a cache: causal attention over the
+row, layers scanned or unrolled, optionally rematerialised; this is training.
+With a cache: tokens are written at their positions and attend to every slot
+up to their own; layers are always unrolled, whatever `scan_layers` says,
+because a scan over layers copies the whole cache at each step.
+
+Not here: sampling, losses, sharded initialisation.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from envace_jax.model import config as config_lib
+from envace_jax.model import kv_cache, layers
+
+Params = Mapping[str, Any]
+
+
+class TokenLogprobs(NamedTuple):
+  logprob: jax.Array  # [B, T] float32, log p(token_t | tokens_<t)
+  entropy: jax.Array  # [B, T] float32, of that same distribution, in nats
+
+
+class Transformer(nn.Module):
+  """Decoder-only transformer."""
+
+  config: config_lib.TransformerConfig
+
+  def setup(self):
+    c = self.config
+    self.embedding = self.param(
+      'embedding',
+      layers.partitioned_normal(c.d_model**-0.5, ('vocab', 'embed')),
+      (c.vocab_size, c.d_model),
+    )
+    if not c.tie_embeddings:
+      self.unembedding = self.param(
+        'unembedding',
+        layers.partitioned_normal(c.d_model**-0.5, ('embed', 'vocab')),
+        (c.d_model, c.vocab_size),
+      )
+    block = layers.Block
+    if c.remat:
+      block = nn.remat(block, prevent_cse=not c.scan_layers)
+    if c.scan_layers:
+      self.layers = nn.scan(
+        block,
+        variable_axes={'params': 0},
+        split_rngs={'params': True},
+        in_axes=nn.broadcast,
+        length=c.num_layers,
+        metadata_params={nn.PARTITION_NAME: 'layers'},
+      )(c)
+    else:
+      self.layers = [block(c) for _ in range(c.num_layers)]
+    self.final_norm = layers.RMSNorm(c.norm_eps)
+
+  def __call__(
+    self,
+    tokens_BT: jax.Array,
+    positions_BT: jax.Array | None = None,
+    cache: kv_cache.KVCache | None = None,
+    valid_BT: jax.Array | None = None,
+  ) -> tuple[jax.Array, kv_cache.KVCache | None]:
+    """Final hidden states, and the cache with these tokens added to it.
+
+    Args:
+      tokens_BT: int ids. An id outside the vocabulary gives NaN, not a guess.
+      positions_BT: default 0, 1, ... without a cache, and from `length_b` on
+        with one. With a cache the valid tokens of a row must continue it.
+      cache: attend to this cache. A token whose position is past its capacity
+        is not stored; `length` still counts it, so overflow is visible.
+      valid_BT: False for padding: never attended to and never stored. The
+        hidden states of padding are finite and mean nothing.
+    """
+    c = self.config
+    B, T = tokens_BT.shape
+    if T > c.max_len:
+      raise ValueError(
+        f'rows of {T} tokens exceed model.max_len={c.max_len}; '
+        'raise max_len or shorten the rows'
+      )
+    if positions_BT is None:
+      start_B = jnp.zeros((B,), jnp.int32) if cache is None else cache.length
+      positions_BT = start_B[:, None] + jnp.arange(T)[None, :]
+    # Gathering from a table sharded on both axes would replicate it whole.
+    table_VD = nn.with_logical_constraint(
+      self.embedding, ('vocab', 'act_embed')
+    )
+    x_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(c.compute_dtype)
+    x_BTD = layers.constrain(x_BTD)
+    rotation = layers.make_rotation(positions_BT, c.head_dim, c.rope_theta)
+    if cache is None:
+      x_BTD = self._read_row(x_BTD, rotation, valid_BT)
+    else:
+      x_BTD, cache = self._read_cache(
+        x_BTD, rotation, positions_BT, cache, valid_BT
+      )
+    return self.final_norm(x_BTD), cache
+
+  def unembed(self, hidden_BTD: jax.Array) -> jax.Array:
+    """Logits over the vocabulary, in float32."""
+    c = self.config
+    if c.tie_embeddings:
+      table_DV = self.embedding.T
+    else:
+      table_DV = self.unembedding
+    table_DV = nn.with_logical_constraint(table_DV, ('act_embed', 'vocab'))
+    logits_BTV = jnp.einsum(
+      'BTD,DV->BTV',
+      hidden_BTD.astype(c.compute_dtype),
+      table_DV.astype(c.compute_dtype),
+      preferred_element_type=jnp.float32,
+    )
+    return nn.with_logical_constraint(logits_BTV, ('batch', 'time', 'vocab'))
+
+  def _read_row(self, x_BTD, rotation, valid_BT):
+    T = x_BTD.shape[1]
+    mask_BTS = jnp.tril(jnp.ones((T, T), bool))[None]
+    if valid_BT is not None:
+      mask_BTS = mask_BTS & valid_BT[:, None, :]
+    if self.config.scan_layers:
+      return self.layers(x_BTD, rotation, mask_BTS)[0]
+    for layer in self.layers:
+      x_BTD, _ = layer(x_BTD, rotation, mask_BTS)
+    return x_BTD
+
+  def _read_cache(self, x_BTD, rotation, positions_BT, cache, valid_BT):
+    c = self.config
+    if self.is_initializing():
+      raise ValueError('initialise the model without a cache')
+    params = nn.meta.unbox(self.variables['params'])
+    slots_BT = kv_cache.write_slots(positions_BT, valid_BT, cache.capacity)
+    slot_S = jnp.arange(cache.capacity)
+    mask_BTS = slot_S[None, None, :] <= positions_BT[:, :, None]
+    keys, values = [], []
+    for i in range(c.num_layers):
+      x_BTD, (k_BKSH, v_BKSH) = layers.Block(c, parent=None).apply(
+        {'params': layer_params(params, i)},
+        x_BTD,
+        rotation,
+        mask_BTS,
+        (cache.k[i], cache.v[i]),
+        slots_BT,
+      )
+      keys.append(k_BKSH)
+      values.append(v_BKSH)
+    T = x_BTD.shape[1]
+    added_B = T if valid_BT is None else jnp.sum(valid_BT, axis=1)
+    return x_BTD, kv_cache.KVCache(
+      k=tuple(keys),
+      v=tuple(values),
+      length=(cache.length + added_B).astype(jnp.int32),
+    )
+
+
+def init_partitioned(model: Transformer, key: jax.Array) -> Params:
+  """Fresh parameters, each boxed with its logical axis names."""
+  return model.init(key, jnp.zeros((1, 1), jnp.int32))['params']
+
+
+def init_params(model: Transformer, key: jax.Array) -> Params:
+  """Fresh parameters as plain arrays, for use without a mesh."""
+  return nn.meta.unbox(init_partitioned(model, key))
+
+
+def num_params(params: Params) -> int:
+  return sum(x.size for x in jax.tree.leaves(params))
+
+
+def layer_params(params: Params, index: int) -> Params:
+  """Parameters of one layer, from either layout."""
+  if 'layers' in params:
+    return jax.tree.map(lambda x: x[index], params['layers'])
+  return params[f'layers_{index}']
+
+
+def stack_params(params: Params) -> Params:
+  """`scan_layers=False` layout -> `scan_layers=True` layout."""
+  rest, num_layers = _outside_layers(params)
+  stacked = jax.tree.map(
+    lambda *xs: jnp.stack(xs),
+    *(layer_params(params, i) for i in range(num_layers)),
+  )
+  return {**rest, 'layers': stacked}
+
+
+def unstack_params(params: Params) -> Params:
+  """`scan_layers=True` layout -> `scan_layers=False` layout."""
+  rest, _ = _outside_layers(params)
+  num_layers = jax.tree.leaves(params['layers'])[0].shape[0]
+  each = {f'layers_{i}': layer_params(params, i) for i in range(num_layers)}
+  return {**rest, **each}
+
+
+def token_logprobs(
+  model: Transformer,
+  params: Params,
+  tokens_BT: jax.Array,
+  valid_BT: jax.Array | None = None,
+  temperature_BT: jax.Array | None = None,
+  *,
+  chunk: int,
+) -> TokenLogprobs:
+  """Log p(token_t | tokens_<t) and the entropy of that choice.
+
+  Both are 0 at t = 0 and at padding. Logits exist for `chunk` time steps at
+  a time, forwards and backwards. Rows start at position 0. With
+  `temperature_BT` token t is scored under softmax(logits / temperature_t),
+  the distribution it was sampled from.
+  """
+  if chunk < 1:
+    raise ValueError(f'chunk={chunk} must be at least 1')
+  variables = {'params': params}
+  hidden_BTD, _ = model.apply(variables, tokens_BT, valid_BT=valid_BT)
+  B, T, _ = hidden_BTD.shape
+
+  # T = 6, chunk = 2: hidden 0..4 predict tokens 1..5, padded to 3 chunks.
+  num_chunks = -(-(T - 1) // chunk)
+  pad = num_chunks * chunk - (T - 1)
+
+  def split(x, axes):
+    x = jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * axes)
+    return x.reshape(B, num_chunks, chunk, *x.shape[2:]).swapaxes(0, 1)
+
+  @jax.checkpoint
+  def score_chunk(carry, xs):
+    hidden_BCD, target_BC, inverse_temperature_BC = xs
+    logits_BCV = model.apply(variables, hidden_BCD, method='unembed')
+    if inverse_temperature_BC is not None:
+      logits_BCV = logits_BCV * inverse_temperature_BC[..., None]
+    logp_BCV = jax.nn.log_softmax(logits_BCV)
+    logprob_BC1 = jnp.take_along_axis(logp_BCV, target_BC[..., None], axis=-1)
+    entropy_BC = -jnp.sum(jnp.exp(logp_BCV) * logp_BCV, axis=-1)
+    return carry, (logprob_BC1[..., 0], entropy_BC)
+
+  chunks = (
+    split(hidden_BTD[:, :-1], 1),
+    split(tokens_BT[:, 1:], 0),
+    # The inverse, so that padding chunks with 0 cannot divide by it.
+    None if temperature_BT is None else split(1.0 / temperature_BT[:, 1:], 0),
+  )
+  _, scored = jax.lax.scan(score_chunk, None, chunks)
+
+  def join(x_CBc):
+    x_BT = x_CBc.swapaxes(0, 1).reshape(B, num_chunks * chunk)[:, : T - 1]
+    x_BT = jnp.pad(x_BT, ((0, 0), (1, 0)))
+    return x_BT if valid_BT is None else jnp.where(valid_BT, x_BT, 0.0)
+
+  return TokenLogprobs(*map(join, scored))
+
+
+def _outside_layers(params: Params) -> tuple[dict[str, Any], int]:
+  """Everything but the layers, and the number of per-layer trees."""
+  rest = {n: p for n, p in params.items() if not n.startswith('layers')}
+  return rest, len(params) - len(rest)

@@ -1,0 +1,101 @@
+"""Episodes for a list of tasks, in batches of one fixed shape.
+
+The last batch is filled up with copies of its first task and cut again, so
+that neither the number of tasks nor their texts ever compile anything.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+import jax
+
+from envace_jax import types
+from envace_jax.rollout import alternation
+from envace_jax.rollout import episodes
+from envace_jax.rollout import on_device
+from envace_jax.sampling import generator
+from envace_jax.sampling import keys
+from envace_jax.text import template as templates
+from envace_jax.worlds import base as worlds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Collector:
+  """Runs episodes with one decoder, `batch_tasks` x `group_size` at a time."""
+
+  decoder: generator.Decoder
+  template: templates.Template
+  batch_tasks: int
+  group_size: int
+
+  def collect(
+    self,
+    params,
+    world: worlds.World | None,
+    tasks: Sequence[types.Task],
+    key: jax.Array,
+    *,
+    notes: Sequence[str] | None = None,
+    max_calls: int | None = None,
+    upstream_termination: bool = False,
+  ) -> list[types.Episode]:
+    """`group_size` episodes per task, in task order.
+
+    Args:
+      params: the policy.
+      world: who answers; None rehearses on the device, in one program.
+      tasks: any number of tasks.
+      key: the stream; rows derive theirs by global sample index.
+      notes: rehearsal memory per task, shown in its prompt.
+      max_calls: cap on calls per episode (host-driven worlds only).
+      upstream_termination: a tool error ends the episode (host-driven only).
+    """
+    attempts = episodes.attempts_of(tasks, self.group_size, notes=notes)
+    done = []
+    for start in range(0, len(tasks), self.batch_tasks):
+      first, size = start * self.group_size, self._batch_size
+      batch = attempts[first : first + size]
+      real = len(batch)
+      # Filled rows repeat a group under sample indices of their own.
+      fill = [
+        dataclasses.replace(batch[i % self.group_size], sample_index=first + i)
+        for i in range(real, size)
+      ]
+      rows = self._run(
+        params, world, batch + fill, key, max_calls, upstream_termination
+      )
+      done += [
+        episodes.episode_of(attempt, row, self.template)
+        for attempt, row in zip(batch, rows, strict=False)
+      ]
+    return done
+
+  @property
+  def _batch_size(self) -> int:
+    return self.batch_tasks * self.group_size
+
+  def _run(
+    self, params, world, attempts, key, max_calls, upstream_termination
+  ) -> list[episodes.Row]:
+    prompts = [
+      self.template.prompt(
+        attempt.task.instruction, attempt.notes, attempt.task.tools
+      )
+      for attempt in attempts[:: self.group_size]
+    ]
+    row_keys = keys.rows(key, [attempt.sample_index for attempt in attempts])
+    if world is None:
+      return on_device.rehearse_episodes(
+        self.decoder, self.template, params, prompts, self.group_size, row_keys
+      )
+    return alternation.run_episodes(
+      self.decoder,
+      self.template,
+      params,
+      world,
+      attempts,
+      prompts,
+      row_keys,
+      max_calls=max_calls,
+      upstream_termination=upstream_termination,
+    )

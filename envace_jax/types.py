@@ -1,0 +1,200 @@
+"""Host records that every layer shares: plain, frozen, JAX-free.
+
+Two vocabularies must not be confused. A `Role` is what the policy is doing
+right now (ACT or REHEARSE). An `Author` is who wrote a token that is already
+in a transcript. A token is born once, with its author; loss masks and
+advantages are functions of the author and of nothing else.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import enum
+from typing import Any
+
+import numpy as np
+
+Json = Mapping[str, Any]
+
+
+class Role(enum.IntEnum):
+  """What the policy is doing. Indexes every `[..., R]` axis."""
+
+  ACT = 0
+  REHEARSE = 1
+
+
+class Author(enum.IntEnum):
+  """Who wrote a token."""
+
+  PROMPT = 0  # the task, as shown to the policy
+  FORCED = 1  # template tokens between turns: never sampled, never trained
+  ACT = 2  # sampled by the policy in the ACT role, stop token included
+  REHEARSE = 3  # sampled by the policy in the REHEARSE role, stop included
+  WORLD = 4  # an observation written by someone other than the policy
+  USER = 5  # a scripted later user turn
+
+
+AUTHOR_OF_ROLE = {Role.ACT: Author.ACT, Role.REHEARSE: Author.REHEARSE}
+
+
+class StopReason(enum.Enum):
+  """Why an episode ended. Every episode has exactly one."""
+
+  REPLIED = 'replied'  # ACT answered the user without a tool call
+  MAX_STEPS = 'max_steps'  # one more tool call than `max_steps` allows
+  CALL_BUDGET = 'call_budget'  # no real tool call left to spend
+  ACTION_TRUNCATED = 'action_truncated'  # ACT hit its per-action token limit
+  OBSERVATION_TRUNCATED = 'observation_truncated'  # REHEARSE hit its limit
+  CONTEXT_FULL = 'context_full'  # the row has no room for the next token
+  TOOL_ERROR = 'tool_error'  # only under `upstream_termination`
+  WORLD_FAILED = 'world_failed'  # the world raised or missed its deadline
+
+
+class Verdict(enum.Enum):
+  """Outcome of one criterion. ABSTAIN is 'could not be judged', never zero."""
+
+  PASS = 'pass'
+  FAIL = 'fail'
+  ABSTAIN = 'abstain'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToolCall:
+  name: str
+  arguments: Json
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParseError:
+  """Model text that is not a tool call, and why. Never raised."""
+
+  kind: str  # one of text.tool_calls.ERROR_KINDS
+  detail: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Criterion:
+  """One yes/no requirement of a checklist.
+
+  `check` is the machine predicate a verifier decides, e.g.
+  `{'kind': 'replied', 'contains': ['shipped']}`; kinds are listed in
+  `rewards.verifiers`. An empty `check` can only be decided by a judge.
+  """
+
+  id: str
+  question: str
+  check: Json
+  weight: float = 1.0
+  focus_on: str = 'reply'  # 'tool_calls' | 'tool.content' | 'reply' | 'state'
+  required: bool = True  # success needs every required criterion to PASS
+  required_for_next_turn: bool = False
+  pass_condition: str = ''
+  failure_examples: Sequence[str] = ()
+  evidence: str = ''
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+  """What is asked, by whom it is judged, and where it can be tried for real.
+
+  `checklist` sees transcripts only and is the training signal; `evaluation`
+  sees the environment's final state and the reply, and is never read while
+  training. `plan` is an oracle solution: tool calls, then the reply.
+  """
+
+  id: str
+  instruction: str  # the user's first message
+  tools: Sequence[Json]  # OpenAI function schemas
+  checklist: Sequence[Criterion]
+  evaluation: Sequence[Criterion] = ()
+  environment: Json = dataclasses.field(default_factory=dict)
+  family: str = ''
+  plan: Sequence[ToolCall] = ()
+  plan_reply: str = ''
+  user_turns: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+  """One action and the observation that answered it."""
+
+  action: ToolCall | ParseError
+  action_text: str
+  observation_text: str
+  author: Author = Author.WORLD  # who wrote the observation
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Demonstration:
+  """A recorded attempt, good or bad; its observations are the real ones."""
+
+  task_id: str
+  instruction: str
+  steps: Sequence[Step]
+  reply: str
+  notes: str = ''  # rehearsal memory shown in the prompt, '' for none
+  habit: str = ''  # how the attempt was made, for statistics only
+  tools: Sequence[Json] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+  """Budgets of one episode. Each has its own `StopReason`."""
+
+  max_steps: int  # answered tool calls
+  max_action_tokens: int  # per ACT generation, stop token included
+  max_observation_tokens: int  # per REHEARSE generation, stop token included
+  max_row_tokens: int  # the whole row, prompt included
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if value < 1:
+        raise ValueError(f'{field.name}={value}; use at least 1')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generation:
+  """One sampled span by one role; never re-tokenised."""
+
+  role: Role
+  ids: np.ndarray  # [T] int32, stop token included when there is one
+  logprobs: np.ndarray  # [T] float32, under the distribution sampled from
+  finished: bool  # a stop token was sampled (False: a limit was hit)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Episode:
+  """One task attempted once, from its prompt to a stop reason.
+
+  `tokens`, `authors` and `logprobs` are parallel; `logprobs` is 0 where the
+  policy did not sample the token. `group` is shared by the attempts at one
+  task that are compared with each other; `sample_index` is global and unique
+  within a train step.
+  """
+
+  task_id: str
+  group: int
+  sample_index: int
+  tokens: np.ndarray  # [T] int32
+  authors: np.ndarray  # [T] int8, values of Author
+  logprobs: np.ndarray  # [T] float32
+  steps: Sequence[Step]
+  reply: str | None  # None unless stop_reason is REPLIED
+  stop_reason: StopReason
+  real_calls: int = 0  # tool calls spent in the real environment
+  state_hash: str | None = None  # final real state, for evaluation only
+  notes: str = ''
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Score:
+  """What a checklist says about one episode.
+
+  `reward` is None when nothing could be judged: such an episode leaves the
+  batch and its group shrinks.
+  """
+
+  verdicts: Mapping[str, Verdict]
+  reward: float | None
+  success: bool | None

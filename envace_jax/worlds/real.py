@@ -1,0 +1,77 @@
+"""The real environment, one instance per row, and the null control."""
+
+from collections.abc import Callable, Sequence
+
+from absl import logging
+
+from envace_jax import types
+from envace_jax.envs import base as envs
+from envace_jax.sampling import generator
+from envace_jax.worlds import base
+
+
+class RealWorld:
+  """Executes every call in an environment. Two attempts never share state."""
+
+  def __init__(self, make_environment: Callable[[], envs.Environment]):
+    self._make_environment = make_environment
+    self._environments: list[envs.Environment] = []
+
+  def open(
+    self, tasks: Sequence[types.Task], prompts: Sequence[generator.Row]
+  ) -> None:
+    del prompts
+    while len(self._environments) < len(tasks):
+      self._environments.append(self._make_environment())
+    for environment, task in zip(self._environments, tasks, strict=False):
+      environment.reset(task)
+
+  def respond(
+    self, session: generator.Session, requests: Sequence[base.Request]
+  ) -> list[base.Response]:
+    del session
+    responses = []
+    for request in requests:
+      try:
+        observation = self._environments[request.row].call(request.action)
+        responses.append(base.Response(text=observation.text))
+      except Exception as error:  # an environment's bug is not the policy's
+        logging.warning('environment failed on %s: %r', request.action, error)
+        responses.append(base.Response(failure=repr(error)))
+    return responses
+
+  def final_state(self, row: int) -> str | None:
+    return self._environments[row].state_hash()
+
+  def close(self) -> None:
+    for environment in self._environments:
+      environment.close()
+    self._environments = []
+
+
+class NullWorld:
+  """Says the same whatever is done: the control that a claim must beat.
+
+  A transcript checklist names gold calls and facts, so a policy might learn
+  from it with no world at all. What this arm gains is not due to rehearsal.
+  """
+
+  def __init__(self, text: str):
+    self._text = text
+
+  def open(
+    self, tasks: Sequence[types.Task], prompts: Sequence[generator.Row]
+  ) -> None:
+    del tasks, prompts
+
+  def respond(
+    self, session: generator.Session, requests: Sequence[base.Request]
+  ) -> list[base.Response]:
+    del session
+    return [base.Response(text=self._text)] * len(requests)
+
+  def final_state(self, row: int) -> str | None:
+    del row
+
+  def close(self) -> None:
+    pass

@@ -1,0 +1,33 @@
+"""The policy answers its own actions, in the same row, as REHEARSE.
+
+Host-driven twin of `rollout.on_device`: needed where a rehearsal is mixed with
+something only the host can do, and to test that program against.
+"""
+
+from collections.abc import Sequence
+
+from envace_jax import types
+from envace_jax.sampling import generator
+from envace_jax.worlds import base
+
+
+class RehearsedWorld:
+  """Trainable: its tokens carry author REHEARSE and their log-probs."""
+
+  def open(
+    self, tasks: Sequence[types.Task], prompts: Sequence[generator.Row]
+  ) -> None:
+    del tasks, prompts  # the policy's own session holds everything
+
+  def respond(
+    self, session: generator.Session, requests: Sequence[base.Request]
+  ) -> list[base.Response]:
+    rows = [request.row for request in requests]
+    generations = session.generate(types.Role.REHEARSE, rows)
+    return [base.Response(generation=generations[row]) for row in rows]
+
+  def final_state(self, row: int) -> str | None:
+    del row
+
+  def close(self) -> None:
+    pass

@@ -1,0 +1,142 @@
+"""Every option of envace_jax, with its unit and its default.
+
+An experiment file imports this one, changes what it is about, and says in its
+docstring what it needs and what to expect. Code reads `config.x.y` and nothing
+else: an option that is not here does not exist, and `envace check` lists the
+options that do nothing at the current settings.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """The defaults: the small fixed MiniDesk, sized for two CPU cores."""
+  c = ml_collections.ConfigDict()
+  c.seed = 0  # everything random derives from it
+
+  # The world, its tasks, and the recorded attempts at them.
+  c.data = ml_collections.ConfigDict()
+  c.data.world = 'small'  # 'small' | 'resampled' | 'jsonl'
+  c.data.world_seed = 0  # contents of the database; not changed by `seed`
+  c.data.num_train = 960  # tasks
+  c.data.num_dev = 96  # tasks; the only ones that may be tuned on
+  c.data.num_test = 120  # tasks, each of IID and OOD
+  c.data.num_demonstrations = 4000
+  c.data.habits = ml_collections.ConfigDict()  # shares of the demonstrations
+  c.data.habits.expert = 0.22  # looks first, acts right
+  c.data.habits.hasty = 0.50  # acts unchecked, claims success on any error
+  c.data.habits.recover = 0.10  # acts unchecked, but heeds the error
+  c.data.habits.dither = 0.08  # expert, with a superfluous look
+  c.data.habits.slip = 0.10  # expert, after one wrong identifier
+  c.data.notes_fraction = 0.3  # demonstrations with rehearsal notes
+  c.data.vocab_size = 768  # cap, 256 byte pieces included
+  c.data.jsonl_tasks = ''  # world='jsonl': files with {split} in the name
+  c.data.jsonl_demonstrations = ''
+
+  c.prompt = ml_collections.ConfigDict()
+  c.prompt.tools = 'none'  # 'none' | 'names' | 'schemas' shown in the prompt
+
+  c.model = ml_collections.ConfigDict()
+  c.model.d_model = 128
+  c.model.num_layers = 4
+  c.model.num_heads = 4
+  c.model.num_kv_heads = 2
+  c.model.head_dim = 32
+  c.model.d_ff = 512
+  c.model.rope_theta = 10000.0
+  c.model.norm_eps = 1e-6
+  c.model.qk_norm = True
+  c.model.tie_embeddings = True
+  c.model.dtype = 'float32'  # compute; parameters are always float32
+  c.model.scan_layers = False  # scan over layers in training (deep models)
+  c.model.remat = False
+
+  c.mesh = ml_collections.ConfigDict()  # product = number of devices used
+  c.mesh.data = 1
+  c.mesh.fsdp = 1
+  c.mesh.tensor = 1
+
+  # How episodes are made.
+  c.rollout = ml_collections.ConfigDict()
+  c.rollout.world = 'rehearsal'  # 'rehearsal' | 'real' | 'simulator' | 'null'
+  c.rollout.mode = 'on_device'  # 'on_device' (rehearsal only) | 'host'
+  c.rollout.simulator = ''  # workdir of the frozen simulator; '' = warm start
+  c.rollout.max_steps = 6  # answered tool calls per episode
+  c.rollout.max_action_tokens = 24
+  c.rollout.max_observation_tokens = 40
+  c.rollout.max_row_tokens = 192
+  c.rollout.prompt_tokens = 32  # every prompt without notes fits
+  c.rollout.notes_prompt_tokens = 96  # every prompt with notes fits
+  c.rollout.widths = (8, 32)  # windows in which rows are extended
+  c.rollout.ladder = (64, 96, 128, 192)  # cache lengths
+  c.rollout.upstream_termination = False  # a tool error ends the episode
+  for role in ('act', 'rehearse'):
+    c.rollout[role] = ml_collections.ConfigDict()
+    c.rollout[role].temperature = 1.0  # 0 = greedy
+    c.rollout[role].top_k = 0  # 0 = off
+    c.rollout[role].top_p = 1.0  # 1 = off
+
+  c.reward = ml_collections.ConfigDict()
+  c.reward.success_bonus = 0.5  # share paid only for the whole checklist
+
+  # Supervised start, both roles, from recorded attempts good and bad.
+  c.warm_start = ml_collections.ConfigDict()
+  c.warm_start.steps = 600
+  c.warm_start.batch_size = 64  # rows
+  c.warm_start.microbatches = 4
+  c.warm_start.optimizer = _optimizer(learning_rate=2e-3, schedule='cosine')
+
+  # Role-wise GRPO.
+  c.rl = ml_collections.ConfigDict()
+  c.rl.objective = 'policy_gradient'  # | 'supervised': the control, same rows
+  c.rl.steps = 150
+  c.rl.tasks_per_step = 16
+  c.rl.group_size = 8
+  c.rl.baseline = 'role'  # 'shared' | 'role'
+  c.rl.weighting = 'row'  # 'episode' | 'row'
+  c.rl.leave_one_out = False
+  c.rl.std = False
+  c.rl.act_weight = 1.0  # of the policy loss; 0 does not train the role
+  c.rl.rehearse_weight = 1.0
+  c.rl.clip_low = 0.2
+  c.rl.clip_high = 0.2
+  c.rl.kl_act = 0.0  # coefficient of KL to the warm start, per role
+  c.rl.kl_rehearse = 0.0
+  c.rl.normalizer = 'token'  # 'token' | 'role_token'
+  c.rl.anchor_weight = 1.0  # NLL of recorded real observations
+  c.rl.anchor_batch_size = 32  # rows
+  c.rl.supervised_batch_size = 192  # objective='supervised': equal FLOPs
+  c.rl.microbatches = 8
+  c.rl.logprob_chunk = 64  # time steps unembedded at once
+  c.rl.optimizer = _optimizer(learning_rate=2e-4, schedule='constant')
+
+  c.evaluation = ml_collections.ConfigDict()
+  c.evaluation.every = 25  # train steps, on dev; 0 = only before and after
+  c.evaluation.batch_tasks = 32  # x samples rows at once
+  c.evaluation.samples = 4  # episodes per task at the training temperature
+  c.evaluation.transcripts = 6  # shown in the report
+
+  # Rehearse privately, then commit once.
+  c.private = ml_collections.ConfigDict()
+  c.private.attempts = 4  # private rehearsals per task
+  c.private.max_notes = 4  # remembered calls
+  c.private.temperatures = (0.0, 0.3, 0.6, 1.0)  # tuned on dev, every arm
+  c.private.max_calls = (0, 1, 2, 3, 4, 6)  # caps on real calls compared
+  c.private.headline_calls = 1  # the cap quoted in the summary
+
+  c.checkpoint = ml_collections.ConfigDict()
+  c.checkpoint.every = 50  # train steps
+  c.checkpoint.keep = 2
+  return c
+
+
+def _optimizer(learning_rate: float, schedule: str):
+  c = ml_collections.ConfigDict()
+  c.learning_rate = learning_rate  # peak
+  c.schedule = schedule  # 'constant' | 'cosine' | 'linear', after the warm-up
+  c.warmup_steps = 5
+  c.weight_decay = 0.0  # matrices only
+  c.clip_norm = 1.0  # global gradient norm
+  c.b1 = 0.9
+  c.b2 = 0.99
+  return c

@@ -1,0 +1,42 @@
+"""Quick start: learn a service desk without touching it, then be measured.
+
+  envace train --config experiments/quickstart.py --workdir runs/quickstart
+
+Two CPU cores, about ten minutes. `:smoke` is the same in about a minute, too
+small to learn anything; tests and the notebook use it.
+"""
+
+from experiments import base
+
+
+def get_config(arg: str = ''):
+  """`arg` is '' for the real thing or 'smoke' for a fast dry run."""
+  if arg not in ('', 'smoke'):
+    raise ValueError(f'quickstart.py:{arg}; use no argument or :smoke')
+  c = base.get_config()
+  if arg == 'smoke':
+    c.data.num_train, c.data.num_dev, c.data.num_test = 96, 12, 12
+    c.data.num_demonstrations = 400
+    c.warm_start.steps = 30
+    c.warm_start.batch_size = 32
+    c.rl.steps = 4
+    c.rl.tasks_per_step = 4
+    c.rl.group_size = 4
+    c.rl.anchor_batch_size = 8
+    c.rl.microbatches = 2
+    c.evaluation.every = 2
+    c.evaluation.batch_tasks = 12
+    c.evaluation.samples = 2
+    c.private.attempts = 2
+    c.private.temperatures = (0.0, 1.0)
+    c.private.max_calls = (1, 3)
+    c.checkpoint.every = 2
+  return c
+
+
+def sweep(add):
+  """The arms of the study in README, five seeds each."""
+  for seed in range(5):
+    add({'seed': seed})
+    add({'seed': seed, 'rl.objective': 'supervised'})
+    add({'seed': seed, 'rollout.world': 'null', 'rollout.mode': 'host'})
