@@ -37,6 +37,7 @@ CORE = [
   'rich>=14',
   'tensorboardX>=2.6.4',
   'jsonschema>=4.23,<5',
+  'referencing>=0.35',
 ]
 
 EXTRAS = {

@@ -1,19 +1,153 @@
-"""From a config to the objects it describes. Every `config.x` of a component
-is read here, once, so that an option has one reader and one meaning."""
+"""From a config to the objects it describes.
+
+Every option of a component is read here, once, so that an option has one
+reader and one meaning. Whatever is impossible is refused here, before anything
+compiles.
+"""
 
 import dataclasses
 import pathlib
 
+import jax
 import ml_collections
 
 from envace_jax import data as datasets
+from envace_jax import errors
+from envace_jax import tasks as task_sources
 from envace_jax import types
+from envace_jax.evaluation import evaluator
+from envace_jax.learning import objective
 from envace_jax.learning import step as learning
 from envace_jax.model import config as model_config
+from envace_jax.model import sharding
 from envace_jax.model import transformer
 from envace_jax.rollout import collect
 from envace_jax.sampling import generator
+from envace_jax.sampling import keys
 from envace_jax.sampling import samplers
+from envace_jax.worlds import base as worlds
+from envace_jax.worlds import real
+from envace_jax.worlds import rehearsal
+from envace_jax.worlds import simulator
+
+WORLDS = ('rehearsal', 'real', 'simulator', 'null')
+NULL_OBSERVATION = '{"status": "ok"}'
+
+
+class Setup:
+  """What every command needs of a run, and nothing that is trained."""
+
+  def __init__(self, config: ml_collections.ConfigDict, path: pathlib.Path):
+    validate(config)
+    self.config = config
+    self.data = datasets.prepare(config, path)
+    self.rows = datasets.rows(self.data, config.rollout.max_row_tokens)
+    try:
+      self.mesh = sharding.make_mesh(**config.mesh.to_dict())
+      self.model = model(config, self.data.tokenizer.vocab_size)
+      self.decoder = decoder(config, self.model, self.data)
+    except ValueError as error:
+      raise errors.UserError(str(error)) from error
+    self.collector = collect.Collector(
+      decoder=self.decoder,
+      template=self.data.template,
+      batch_tasks=config.rl.tasks_per_step,
+      group_size=config.rl.group_size,
+    )
+    self.evaluator = evaluator.Evaluator(
+      settings=evaluation_settings(config),
+      decoder=self.decoder,
+      template=self.data.template,
+      tasks=self.data.tasks,
+      make_environment=self.data.make_environment,
+      key=keys.stream(config.seed, 'evaluation', 0),
+    )
+    self._task_order = task_sources.Order(
+      len(self.data.tasks['train']), seed=config.seed
+    )
+    self._row_orders = {
+      name: task_sources.Order(len(self.rows), seed=config.seed + salt)
+      for salt, name in enumerate(('warm_start', 'supervised', 'anchor'))
+    }
+
+  def describe(self) -> str:
+    """One line for a person."""
+    shapes = jax.eval_shape(
+      lambda: transformer.init_params(self.model, jax.random.key(0))
+    )
+    return (
+      f'{transformer.num_params(shapes):,} parameters, '
+      f'{self.data.tokenizer.vocab_size} pieces, '
+      f'{len(self.data.tasks["train"])} training tasks, '
+      f'{len(self.rows)} demonstrations, {self.mesh.size} device(s)'
+    )
+
+  def demonstrations_at(self, stream: str, step: int, size: int) -> list:
+    """The rows of one step of a stream; a function of the step alone."""
+    order = self._row_orders[stream]
+    return [self.rows[i] for i in order.batch_indices(step * size, size)]
+
+  def tasks_at(self, step: int) -> list[types.Task]:
+    """The training tasks of one RL step."""
+    size = self.config.rl.tasks_per_step
+    indices = self._task_order.batch_indices(step * size, size)
+    return [self.data.tasks['train'][i] for i in indices]
+
+  def place(self, batch):
+    """Host rows onto the mesh; None stays None."""
+    return None if batch is None else sharding.place_batch(batch, self.mesh)
+
+  def training_world(self, warm_params, step: int) -> worlds.World | None:
+    """Who answers while training; None: the policy, on the device."""
+    rollout = self.config.rollout
+    if rollout.world == 'real':
+      return real.RealWorld(self.data.make_environment)
+    if rollout.world == 'null':
+      return real.NullWorld(NULL_OBSERVATION)
+    if rollout.world == 'simulator':
+      return simulator.SimulatedWorld(
+        self.decoder,
+        self.data.template,
+        warm_params,
+        keys.stream(self.config.seed, 'simulator', step),
+      )
+    return None if rollout.mode == 'on_device' else rehearsal.RehearsedWorld()
+
+
+def validate(config: ml_collections.ConfigDict) -> None:
+  """Refuses what cannot work, in one sentence that names the remedy."""
+  rollout, rl = config.rollout, config.rl
+  _one_of('rollout.world', rollout.world, WORLDS)
+  _one_of('rollout.mode', rollout.mode, ('on_device', 'host'))
+  _one_of('rl.objective', rl.objective, ('policy_gradient', 'supervised'))
+  _one_of('rl.baseline', rl.baseline, ('shared', 'role'))
+  _one_of('rl.weighting', rl.weighting, ('episode', 'row'))
+  _one_of('rl.normalizer', rl.normalizer, ('token', 'role_token', 'row'))
+  if rollout.mode == 'on_device' and rollout.world != 'rehearsal':
+    raise errors.UserError(
+      f'rollout.world={rollout.world!r} needs the host to answer; set '
+      'rollout.mode=host'
+    )
+  if rollout.mode == 'on_device' and rollout.upstream_termination:
+    raise errors.UserError(
+      'rollout.upstream_termination reads observations, which the on-device '
+      'program does not; set rollout.mode=host'
+    )
+  for phase, size in (
+    ('warm_start', config.warm_start.batch_size),
+    ('rl', rl.tasks_per_step * rl.group_size),
+    ('rl', rl.anchor_batch_size if rl.anchor_weight else 0),
+  ):
+    parts = config[phase].microbatches * config.mesh.data * config.mesh.fsdp
+    if size % parts:
+      raise errors.UserError(
+        f'{size} rows of {phase} do not divide into microbatches * data * '
+        f'fsdp = {parts} parts; change {phase}.microbatches or the batch size'
+      )
+  for name in ('warm_start.steps', 'rl.steps'):
+    phase, key = name.split('.')
+    if config[phase][key] < 0:
+      raise errors.UserError(f'{name} must not be negative')
 
 
 def model(
@@ -34,66 +168,80 @@ def decoder(
   data: datasets.Data,
 ) -> generator.Decoder:
   """How episodes are sampled while training."""
-  rollout, template = config.rollout, data.template
+  c, stop_ids = config.rollout, (data.template.stop_id,)
+  longest = datasets.longest_prompt(data)
+  if longest > c.prompt_tokens:
+    raise errors.UserError(
+      f'the longest prompt has {longest} tokens, more than '
+      f'rollout.prompt_tokens={c.prompt_tokens}; raise it'
+    )
   return generator.Decoder(
     model=network,
-    limits=limits(config),
-    act=samplers.SamplerConfig(**rollout.act.to_dict()),
-    rehearse=samplers.SamplerConfig(**rollout.rehearse.to_dict()),
-    act_stop_ids=(template.stop_id,),
-    rehearse_stop_ids=(template.stop_id,),
-    prompt_tokens=rollout.prompt_tokens,
-    widths=tuple(rollout.widths),
-    ladder=tuple(rollout.ladder),
+    limits=types.Limits(
+      max_steps=c.max_steps,
+      max_action_tokens=c.max_action_tokens,
+      max_observation_tokens=c.max_observation_tokens,
+      max_row_tokens=c.max_row_tokens,
+    ),
+    act=samplers.SamplerConfig(**c.act.to_dict()),
+    rehearse=samplers.SamplerConfig(**c.rehearse.to_dict()),
+    act_stop_ids=stop_ids,
+    rehearse_stop_ids=stop_ids,
+    prompt_tokens=c.prompt_tokens,
+    widths=tuple(c.widths),
+    ladder=tuple(c.ladder),
   )
 
 
-def limits(config: ml_collections.ConfigDict) -> types.Limits:
-  rollout = config.rollout
-  return types.Limits(
-    max_steps=rollout.max_steps,
-    max_action_tokens=rollout.max_action_tokens,
-    max_observation_tokens=rollout.max_observation_tokens,
-    max_row_tokens=rollout.max_row_tokens,
-  )
-
-
-def at_temperature(
-  decoder: generator.Decoder, temperature: float
-) -> generator.Decoder:
-  """The same decoder with both roles at one temperature (0 = greedy)."""
-  sampler = samplers.SamplerConfig(temperature=temperature)
-  return dataclasses.replace(decoder, act=sampler, rehearse=sampler)
-
-
-def collector(
-  decoder: generator.Decoder,
-  data: datasets.Data,
-  batch_tasks: int,
-  group_size: int,
-) -> collect.Collector:
-  return collect.Collector(
-    decoder=decoder,
-    template=data.template,
-    batch_tasks=batch_tasks,
-    group_size=group_size,
+def evaluation_settings(config) -> evaluator.Settings:
+  return evaluator.Settings(
+    batch_tasks=config.evaluation.batch_tasks,
+    samples=config.evaluation.samples,
+    notes_prompt_tokens=config.rollout.notes_prompt_tokens,
+    private=evaluator.PrivateSettings(**config.private.to_dict()),
   )
 
 
 def optimizer(phase: ml_collections.ConfigDict):
   """The optimizer of `config.warm_start` or `config.rl`."""
-  c = phase.optimizer
   return learning.make_optimizer(
-    learning_rate=c.learning_rate,
-    warmup_steps=c.warmup_steps,
-    total_steps=phase.steps,
-    schedule=c.schedule,
-    weight_decay=c.weight_decay,
-    clip_norm=c.clip_norm,
-    b1=c.b1,
-    b2=c.b2,
+    total_steps=max(phase.steps, 1), **phase.optimizer.to_dict()
   )
 
 
-def checkpoint_dir(workdir: pathlib.Path, phase: str) -> pathlib.Path:
-  return workdir / 'checkpoints' / phase
+def supervised_loss(config, phase) -> objective.LossConfig:
+  return objective.LossConfig(
+    microbatches=phase.microbatches,
+    logprob_chunk=config.rl.logprob_chunk,
+    normalizer=objective.Normalizer(config.rl.normalizer),
+  )
+
+
+def policy_loss(config: ml_collections.ConfigDict) -> objective.LossConfig:
+  rl, rollout = config.rl, config.rollout
+  return objective.LossConfig(
+    policy_weight_per_role=(rl.act_weight, rl.rehearse_weight),
+    temperature_per_role=(
+      rollout.act.temperature,
+      rollout.rehearse.temperature,
+    ),
+    clip_low=rl.clip_low,
+    clip_high=rl.clip_high,
+    kl_weight_per_role=(rl.kl_act, rl.kl_rehearse),
+    nll_weight=rl.anchor_weight,
+    normalizer=objective.Normalizer(rl.normalizer),
+    logprob_chunk=rl.logprob_chunk,
+    microbatches=rl.microbatches,
+  )
+
+
+def with_prompts(
+  decoder: generator.Decoder, prompt_tokens: int
+) -> generator.Decoder:
+  """The same decoder for longer prompts."""
+  return dataclasses.replace(decoder, prompt_tokens=prompt_tokens)
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+  if value not in choices:
+    raise errors.UserError(f'{name}={value!r}; use one of {choices}')

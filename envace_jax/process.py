@@ -1,7 +1,8 @@
-"""What a run watches about its own process: compiles, and a wish to stop."""
+"""What a run watches about its own process: compiles, time, a wish to stop."""
 
 import contextlib
 import signal
+import time
 import types
 
 import jax
@@ -25,6 +26,27 @@ class CompileCounter:
     if event == _COMPILED:
       self.count += 1
       self.seconds += seconds
+
+
+class Clock:
+  """Seconds per named stage of this process; a stage may be entered again."""
+
+  def __init__(self):
+    self._start = time.monotonic()
+    self._seconds: dict[str, float] = {}
+
+  @contextlib.contextmanager
+  def __call__(self, stage: str):
+    start = time.monotonic()
+    try:
+      yield
+    finally:
+      spent = time.monotonic() - start
+      self._seconds[stage] = self._seconds.get(stage, 0.0) + spent
+
+  @property
+  def seconds(self) -> dict[str, float]:
+    return self._seconds | {'total': time.monotonic() - self._start}
 
 
 class Stopped(Exception):

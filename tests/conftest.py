@@ -27,4 +27,5 @@ def tiny_model():
     max_len=256,
   )
   model = transformer.Transformer(config)
-  return model, transformer.init_params(model, jax.random.key(0)), config
+  init = jax.jit(transformer.init_params, static_argnums=0)
+  return model, init(model, jax.random.key(0)), config

@@ -168,10 +168,8 @@ def test_local_runs_all_then_skips_all(study):
 
 
 def test_local_runs_n_at_a_time(study):
-  began = time.monotonic()
-  done = _local(study, '--jobs', '4', SECONDS_EACH='2')
+  done = _local(study, '--jobs', '4', SECONDS_EACH='1')
   assert done.returncode == 0
-  assert time.monotonic() - began < 7  # one after the other: over 8
   lines = done.stdout.splitlines()
   assert [line.split()[0] for line in lines] == ['started'] * 4 + [
     'finished'

@@ -26,6 +26,7 @@ LAYERS = (
   ('evaluation', 'report'),
   ('data',),
   ('build',),
+  ('results',),
   ('train', 'bench', 'commands', 'check'),
   ('main',),
 )

@@ -131,6 +131,19 @@ def test_a_call_is_three_pieces(trained):
   assert prose == ['Cancel', ' ', 'order', ' ', 'O12', '.']
 
 
+def test_every_known_segment_is_one_piece_when_there_is_room(trained):
+  delimited = [tokenizer.split_for_training(text) for text in _corpus()]
+  known = {s for line in delimited for s in line.split(tokenizer.DELIMITER)}
+  assert [s for s in known if len(trained.encode(s)) > 1] == []
+
+
+def test_a_rare_segment_is_one_piece_too():
+  corpus = [*_corpus(1000), 'Yann', '"Quux Ωmega"']
+  tok = tokenizer.SentencePieceTokenizer.train(corpus, 2000)
+  for word in ('Yann', 'Quux', 'Ωmega'):
+    assert len(tok.encode(word)) == 1
+
+
 # O77 is not in the corpus: several pieces, but the same ones everywhere.
 @pytest.mark.parametrize('value', ['O12', 'O77', 'Ana', 'Zoë', '12.5', '837'])
 @pytest.mark.parametrize('vocab_size', [330, 2000])

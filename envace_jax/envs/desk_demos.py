@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 import contextlib
 import itertools
 import random
+import re
 
 from envace_jax import types
 from envace_jax.envs import (
@@ -65,21 +66,24 @@ def make_demonstrations(
   turns = {}
   for name, pool in pools.items():
     rng.shuffle(pool)
-    turns[name] = itertools.cycle(pool or tasks)
+    turns[name] = itertools.cycle(pool)
   demonstrations = []
   with contextlib.closing(desk.Desk(config)) as environment:
     for habit, distracted in _agenda(rng, count, habits, notes_fraction):
+      if habit in pools and not pools[habit]:
+        habit = 'expert'  # no task of these offers the occasion
       task = next(turns[habit if habit in turns else 'any'])
       attempt = desk_habits.Attempt(config, environment, task, rng)
-      notes = _distraction(config, environment, task, tasks, rng)
-      reply, own_notes = desk_habits.HABITS[habit](attempt)
+      reply, notes = desk_habits.HABITS[habit](attempt)
+      if distracted:
+        notes = _distraction(config, environment, task, tasks, rng)
       demonstrations.append(
         types.Demonstration(
           task_id=task.id,
           instruction=task.instruction,
           steps=tuple(attempt.steps),
           reply=reply,
-          notes=notes if distracted else own_notes,
+          notes=notes,
           habit=habit,
           tools=task.tools,
         )
@@ -107,22 +111,25 @@ def _can_be_misled(config: desk_data.DeskConfig, task: types.Task) -> bool:
 
 def _distraction(config, environment, task, tasks, rng) -> str:
   """Notes of a task that has nothing in common with this one."""
-  mine = set(_words(task))
+  mine = _subjects(task)
   for other in rng.sample(tasks, min(len(tasks), 20)):
-    if mine.isdisjoint(_words(other)):
-      environment.reset(other)
-      reads = desk_habits.solution_of(config, other).reads
-      steps = [desk_tasks.execute(environment, call) for call in reads]
-      environment.reset(task)
-      return desk_habits.notes_of(steps)
+    environment.reset(other)
+    reads = desk_habits.solution_of(config, other).reads
+    notes = desk_habits.notes_of(
+      [desk_tasks.execute(environment, call) for call in reads]
+    )
+    # In another database the same id is another order: not even a mention.
+    if mine.isdisjoint(re.findall(r'\w+', notes)):
+      return notes
   return ''
 
 
-def _words(task: types.Task) -> list[str]:
-  """Ids and names that the task is about, the calls of its plan included."""
+def _subjects(task: types.Task) -> set[str]:
+  """Ids and names that a task is about, also those found on the way."""
   values = [v for call in task.plan for v in call.arguments.values()]
   values += task.environment['slots'].values()
-  return [value for value in values if isinstance(value, str)]
+  words = {value for value in values if isinstance(value, str)}
+  return words.difference(desk_data.TOPICS)
 
 
 def _agenda(rng, count, habits, notes_fraction) -> list[tuple[str, bool]]:

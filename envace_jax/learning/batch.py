@@ -13,6 +13,7 @@ learn to write those too (`SUPERVISED_AUTHORS`).
 """
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import flax
 import jax
@@ -71,14 +72,46 @@ def advantage_per_token(batch: TrainBatch) -> jax.Array:
   return adv_BT
 
 
+def cut(rows: Any, length: int) -> Any:
+  """The same batches without what lies beyond `length` tokens."""
+  return jax.tree.map(
+    lambda batch: batch.replace(
+      tokens=batch.tokens[:, :length],
+      authors=batch.authors[:, :length],
+      logprobs=batch.logprobs[:, :length],
+    ),
+    rows,
+    is_leaf=lambda x: isinstance(x, TrainBatch),
+  )
+
+
+def row_tokens(rows: Any) -> int:
+  """T of the widest of some batches."""
+  return max(batch.tokens.shape[1] for batch in _batches(rows))
+
+
+def longest(rows: Any) -> jax.Array:
+  """Tokens of the longest row of some batches, [] int32."""
+  return jnp.max(jnp.stack([jnp.max(b.lengths) for b in _batches(rows)]))
+
+
+def _batches(rows: Any) -> list[TrainBatch]:
+  return jax.tree.leaves(rows, is_leaf=lambda x: isinstance(x, TrainBatch))
+
+
 def pack_episodes(
   episodes: Sequence[types.Episode],
   advantages_ER: np.ndarray,
   *,
   length_buckets: Sequence[int],
   batch_size: int,
+  microbatches: int = 1,
 ) -> TrainBatch:
-  """One row per episode, padded to the smallest bucket that fits them all."""
+  """One row per episode, padded to the smallest bucket that fits them all.
+
+  Rows are laid out so that the microbatches of a train step hold rows of
+  similar length; the order of episodes is not kept.
+  """
   if np.shape(advantages_ER) != (len(episodes), NUM_ROLES):
     raise ValueError(
       f'advantages have shape {np.shape(advantages_ER)}; '
@@ -93,6 +126,7 @@ def pack_episodes(
     advantages_ER,
     length_buckets=length_buckets,
     batch_size=batch_size,
+    microbatches=microbatches,
     targets=SAMPLED_AUTHORS,
   )
 
@@ -102,6 +136,7 @@ def pack_rows(
   *,
   length_buckets: Sequence[int],
   batch_size: int,
+  microbatches: int = 1,
 ) -> TrainBatch:
   """Packs recorded (tokens, authors) rows, which have no behaviour policy."""
   return _pack(
@@ -109,11 +144,14 @@ def pack_rows(
     np.zeros((len(rows), NUM_ROLES)),
     length_buckets=length_buckets,
     batch_size=batch_size,
+    microbatches=microbatches,
     targets=SUPERVISED_AUTHORS,
   )
 
 
-def _pack(rows, advantages_ER, *, length_buckets, batch_size, targets):
+def _pack(
+  rows, advantages_ER, *, length_buckets, batch_size, microbatches, targets
+):
   if len(rows) > batch_size:
     raise ValueError(f'{len(rows)} rows do not fit batch_size={batch_size}')
   length = _bucket([len(tokens) for tokens, _, _ in rows], length_buckets)
@@ -141,7 +179,20 @@ def _pack(rows, advantages_ER, *, length_buckets, batch_size, targets):
     raise ValueError(
       f'0 trainable tokens in {len(rows)} rows: none was written by {names}'
     )
-  return packed
+  order = _by_length(packed.lengths, microbatches)
+  return jax.tree.map(lambda x: x[order], packed)
+
+
+def _by_length(lengths: np.ndarray, microbatches: int) -> np.ndarray:
+  """An order of rows in which each microbatch has similar lengths.
+
+  Microbatch m takes rows m, m + M, ... (see `step.accumulate`):
+
+    sorted rows 0 1 2 3 4 5, M = 3  ->  laid out 0 2 4 1 3 5
+  """
+  if microbatches == 1:
+    return np.arange(len(lengths))
+  return np.argsort(lengths, kind='stable').reshape(microbatches, -1).T.ravel()
 
 
 def _bucket(lengths, length_buckets):

@@ -59,6 +59,7 @@ class LossConfig:
   normalizer: Normalizer = Normalizer.TOKEN
   logprob_chunk: int = 128  # time steps whose logits exist at once
   microbatches: int = 1
+  row_buckets: tuple[int, ...] = ()  # lengths a microbatch may be cut to
 
   def __post_init__(self):
     for name in (

@@ -230,36 +230,53 @@ def accumulate(
   loss_fn: Callable[[transformer.Params, Any], tuple[jax.Array, Any]],
   params: transformer.Params,
   rows: Any,
-  microbatches: int,
+  config: objective.LossConfig,
 ) -> tuple[jax.Array, Any, transformer.Params]:
   """Sums of `loss_fn`'s value, its auxiliary sums and its gradient.
 
   Microbatch m takes rows m, m + M, m + 2M, ...: each device keeps its own
-  rows, where a contiguous cut would move them between devices.
+  rows, where a contiguous cut would move them between devices. Each microbatch
+  runs at the shortest of `row_buckets` that holds its rows, so that with rows
+  laid out by length (`batch.pack_*`) little of the work is padding, and the
+  program is still one.
   """
+  M = config.microbatches
   split = jax.tree.map(
-    lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), rows
+    lambda x: x.reshape(-1, M, *x.shape[1:]).swapaxes(0, 1), rows
   )
 
-  def body(carry, micro):
+  def gradient(micro, params):
     (value, sums), grads = jax.value_and_grad(loss_fn, has_aux=True)(
       params, micro
     )
-    return jax.tree.map(jnp.add, carry, (value, sums, grads)), None
+    return value, sums, grads
+
+  def cut_gradient(length):
+    return lambda micro, params: gradient(batches.cut(micro, length), params)
+
+  longest = batches.row_tokens(rows)
+  shorter = sorted(b for b in set(config.row_buckets) if b < longest)
+  branches = [*map(cut_gradient, shorter), gradient]
+
+  def body(carry, micro):
+    used = batches.longest(micro)
+    branch = jnp.sum(used > jnp.asarray(shorter, jnp.int32))
+    new = jax.lax.switch(branch, branches, micro, params)
+    return jax.tree.map(jnp.add, carry, new), None
 
   first = jax.tree.map(lambda x: x[0], split)
-  shapes = jax.eval_shape(lambda p, m: (loss_fn(p, m), p), params, first)
-  (value, sums), grads = jax.tree.map(
-    lambda x: jnp.zeros(x.shape, x.dtype), shapes
+  zeros = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, x.dtype),
+    jax.eval_shape(gradient, first, params),
   )
-  (value, sums, grads), _ = jax.lax.scan(body, (value, sums, grads), split)
+  (value, sums, grads), _ = jax.lax.scan(body, zeros, split)
   return value, sums, grads
 
 
 def _update(state, loss_fn, rows, tx, config, mesh):
   """One optimizer update, or none where it would not be finite."""
   value, sums, grads = accumulate(
-    loss_fn, state.params, rows, config.microbatches
+    loss_fn, state.params, rows, config
   )
   grad_norm = optax.tree.norm(grads)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)

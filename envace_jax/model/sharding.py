@@ -82,7 +82,7 @@ def state_shardings(abstract_tree: Any, mesh: Mesh) -> Any:
   specs = nn.get_partition_spec(abstract_tree)
   shardings = nn.logical_to_mesh_sharding(specs, mesh, RULES)
   jax.tree.map_with_path(
-    _check_divisible, nn.meta.unbox(abstract_tree), shardings
+    _check_divisible, jax.eval_shape(nn.meta.unbox, abstract_tree), shardings
   )
   return shardings
 

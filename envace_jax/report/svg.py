@@ -99,8 +99,11 @@ class Frame:
       parts.append(text(LEFT - 7, y + 4, tick(value), 'end'))
     if self.y0 > 0:
       parts.append(rule('axis', LEFT, BOTTOM, RIGHT, BOTTOM))
-    few = discrete and len(self.xs) <= 8
-    for value in (self.xs if few else _ticks(self.x0, self.x1)) * x_ticks:
+    places: Sequence[float] = ()
+    if x_ticks:
+      few = discrete and len(self.xs) <= 8
+      places = self.xs if few else _ticks(self.x0, self.x1)
+    for value in places:
       x = self.x(value)
       parts.append(rule('axis', x, BOTTOM, x, BOTTOM + 4))
       parts.append(text(x, BOTTOM + 17, tick(value), 'middle'))
@@ -168,8 +171,8 @@ def tick(value: float) -> str:
 
 
 def _step(low: float, high: float) -> float:
-  """The 1-2-5 step that gives four to eight ticks."""
-  rough = (high - low) / 5
+  """The 1-2-5 step that gives about six ticks."""
+  rough = (high - low) / 6
   power = 10.0 ** math.floor(math.log10(rough))
   return next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
 

@@ -220,9 +220,34 @@ class Session:
       done += width
 
   def _make_room(self, length: int) -> None:
-    if length > self._cache_length:
-      self._cache_length = self._decoder.rung(length)
+    while length > self._cache_length:  # rung by rung: few programs
+      self._cache_length = self._decoder.rung(self._cache_length + 1)
       self._state = decode.grow(self._state, self._cache_length)
+
+  def warm_up(self) -> None:
+    """Compiles every program that any session of this shape can need."""
+    nothing_B = np.zeros((self.batch_size,), bool)
+    for rung in self._decoder.ladder:
+      self._make_room(rung)
+      for width in self._decoder.widths:
+        empty_BW = np.zeros((self.batch_size, width), np.int32)
+        self._state = decode.extend(
+          self._decoder.model,
+          self._params,
+          self._state,
+          empty_BW,
+          empty_BW.astype(np.int8),
+          nothing_B.astype(np.int32),
+        )
+      self._state, _ = decode.generate(
+        self._decoder.model,
+        self._params,
+        self._state,
+        nothing_B,
+        jnp.int32(0),
+        self._settings,
+        filtered=self._decoder.filtered,
+      )
 
 
 def pad_prompts(

@@ -252,6 +252,10 @@ def _train(sentences: Iterable[str], vocab_size: int, delimiter: str) -> bytes:
   counts = collections.Counter(
     s for line in corpus for s in line.split(delimiter)
   )
+  # Each covered character takes a piece; a word with an uncovered one is spelt
+  # in bytes. Scripts too large for the vocabulary lose their rarest signs.
+  many = len(set(''.join(counts))) > (vocab_size - 257 - len(CONTROL)) / 2
+  coverage = 0.9995 if many else 1.0
   model = io.BytesIO()
   with tempfile.TemporaryDirectory() as folder:
     seeds = pathlib.Path(folder, 'seeds.tsv')
@@ -272,7 +276,7 @@ def _train(sentences: Iterable[str], vocab_size: int, delimiter: str) -> bytes:
         bos_id=-1,
         eos_id=-1,
         byte_fallback=True,
-        character_coverage=0.9999,
+        character_coverage=coverage,
         normalization_rule_name='identity',
         remove_extra_whitespaces=False,
         add_dummy_prefix=False,
@@ -303,19 +307,16 @@ def _seed_pieces(counts: Mapping[str, int]) -> list[tuple[str, int]]:
   Parts of a gap are cut at its key and punctuation borders, parts of a word
   anywhere.
   """
-  seeds = collections.Counter()
-  parts, owners = collections.Counter(), collections.Counter()
-  for segment, count in counts.items():
-    if len(segment) <= MAX_PIECE_CHARS:
-      seeds[segment] += count
+  seeds = {s: n for s, n in counts.items() if len(s) <= MAX_PIECE_CHARS}
+  owners = collections.Counter()
+  for segment in counts:
     atoms = _ATOM.findall(segment)
-    units = list(segment) if len(atoms) == 1 else atoms
-    for part in _spans(units):
-      parts[part] += count
-      owners[part] += 1
-  for part, count in parts.items():
-    if owners[part] > 1 and part not in seeds:
-      seeds[part] = count
+    owners.update(_spans(list(segment) if len(atoms) == 1 else atoms))
+  # A part starts with the weight of its owners' number, not of their counts:
+  # it must not outbid the rare whole segment that it is a part of.
+  for part, n in owners.items():
+    if n > 1:
+      seeds.setdefault(part, n)
   # Count times length is how SentencePiece ranks its own candidates.
   chosen = [(p, c * len(p)) for p, c in seeds.items() if len(p) > 1]
   return sorted(chosen, key=lambda pair: (-pair[1], pair[0]))

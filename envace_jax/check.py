@@ -1,0 +1,133 @@
+"""`envace check`: what a config means, without compiling anything.
+
+Prints the effective config, the token and memory budgets that follow from it,
+and every option that does nothing at these settings. Impossible settings are
+one sentence and exit code 2.
+"""
+
+import sys
+
+import jax
+import ml_collections
+
+from envace_jax import build
+from envace_jax.learning import step as learning
+from envace_jax.model import transformer
+
+_FLOAT_BYTES = 4
+
+
+def run(config: ml_collections.ConfigDict) -> int:
+  """Prints the report; returns the exit code."""
+  build.validate(config)
+  lines = ['Config', *_indented(str(config).splitlines()), '']
+  lines += ['Budgets', *_indented(budgets(config)), '']
+  idle = no_ops(config)
+  lines.append('Options that do nothing at these settings')
+  lines += _indented(idle or ['none'])
+  sys.stdout.write('\n'.join(lines) + '\n')
+  return 0
+
+
+def budgets(config: ml_collections.ConfigDict) -> list[str]:
+  """Tokens and bytes per step, from shapes alone.
+
+  Sizes are upper bounds for the vocabulary cap; activations are those of one
+  microbatch without rematerialisation.
+  """
+  rollout, rl = config.rollout, config.rl
+  network = build.model(config, config.data.vocab_size)
+  state = jax.eval_shape(
+    lambda: _abstract_state(network, build.optimizer(config.rl))
+  )
+  params = transformer.num_params(state.params)
+  state_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+  rows = rl.tasks_per_step * rl.group_size
+  width = 2 if config.model.dtype == 'bfloat16' else _FLOAT_BYTES
+  cache = (
+    2 * config.model.num_layers * config.model.num_kv_heads
+    * config.model.head_dim * rollout.max_row_tokens * rows * width
+  )  # fmt: skip
+  micro_tokens = rows // rl.microbatches * rollout.max_row_tokens
+  activations = micro_tokens * width * config.model.num_layers * (
+    8 * config.model.d_model + 3 * config.model.d_ff
+  )
+  logits = (
+    rows // rl.microbatches * rl.logprob_chunk * config.data.vocab_size
+  ) * _FLOAT_BYTES
+  return [
+    f'parameters           {params:>14,}',
+    f'train state          {_mib(state_bytes)}',
+    f'KV caches            {_mib(cache)}  ({rows} rows)',
+    f'activations          {_mib(activations)}  (one microbatch)',
+    f'logits               {_mib(logits)}  (one chunk)',
+    f'row tokens           {rollout.max_row_tokens:>14,}  at most',
+    f'RL tokens per step   {rows * rollout.max_row_tokens:>14,}  at most',
+    f'RL rollouts          {rl.steps * rows:>14,}',
+    f'warm-start rows      '
+    f'{config.warm_start.steps * config.warm_start.batch_size:>14,}',
+    f'devices              '
+    f'{config.mesh.data * config.mesh.fsdp * config.mesh.tensor:>14,}',
+  ]
+
+
+def no_ops(config: ml_collections.ConfigDict) -> list[str]:
+  """Options whose value cannot matter here, and why."""
+  rollout, rl = config.rollout, config.rl
+  found = []
+  if rl.steps == 0:
+    found.append('rl.*: rl.steps=0, there is no RL phase')
+  if rl.objective == 'supervised':
+    found.append(
+      'rollout.*, reward.*, rl.baseline, rl.weighting, rl.clip_*, rl.kl_*, '
+      "rl.anchor_*: rl.objective='supervised' samples nothing"
+    )
+  else:
+    found.append(
+      "rl.supervised_batch_size: only for rl.objective='supervised'"
+    )
+    found.append(
+      f'rl.clip_low={rl.clip_low}, rl.clip_high={rl.clip_high}: one update per '
+      'rollout, so every importance ratio is 1 and nothing is clipped'
+    )
+    if rl.baseline == 'role' and rl.weighting == 'episode':
+      found.append(
+        "rl.baseline='role' equals 'shared' wherever every episode of a group "
+        'has both roles: the reward is common and episodes weigh the same'
+      )
+    if rl.anchor_weight == 0:
+      found.append('rl.anchor_batch_size: rl.anchor_weight=0')
+    if rollout.world != 'rehearsal' and rl.rehearse_weight:
+      found.append(
+        f"rl.rehearse_weight, rl.kl_rehearse: with rollout.world="
+        f'{rollout.world!r} nobody samples as REHEARSE'
+      )
+    if rl.group_size == 1:
+      found.append('rl.*: groups of one have no baseline; nothing is learned')
+  if rollout.world != 'simulator' and rollout.simulator:
+    found.append("rollout.simulator: only for rollout.world='simulator'")
+  if rollout.mode == 'on_device':
+    found.append("rollout.widths: only for evaluation while mode='on_device'")
+  if config.data.world == 'jsonl':
+    found.append('data.num_*, data.habits: data comes from your files')
+  else:
+    found.append("data.jsonl_*: only for data.world='jsonl'")
+  for role in ('act', 'rehearse'):
+    if rollout[role].temperature == 0:
+      found.append(f'rollout.{role}.top_k, .top_p: greedy')
+  return found
+
+
+def _abstract_state(network, tx):
+  params = transformer.init_params(network, jax.random.key(0))
+  return learning.TrainState(
+    step=jax.numpy.int32(0), params=params, opt_state=tx.init(params)
+  )
+
+
+def _mib(size: int) -> str:
+  return f'{size / 2**20:>10,.1f} MiB'
+
+
+def _indented(lines: list[str]) -> list[str]:
+  return [f'  {line}' for line in lines]

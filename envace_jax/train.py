@@ -1,0 +1,267 @@
+"""One run, top to bottom: data, warm start, rehearsal RL, measurement.
+
+The policy never meets the environment between the start of the warm start and
+an evaluation, and no evaluation reaches the training signal: it learns from
+recorded attempts, then from episodes that it rehearses itself. Each phase goes
+on from its last checkpoint and repeats nothing; everything else is a function
+of the config and the step.
+"""
+
+from collections.abc import Callable, Mapping
+import pathlib
+
+from absl import logging
+import jax
+import ml_collections
+import numpy as np
+
+from envace_jax import build
+from envace_jax import metrics as metric_files
+from envace_jax import process
+from envace_jax import progress
+from envace_jax import results
+from envace_jax import workdirs
+from envace_jax.learning import advantages
+from envace_jax.learning import batch as batches
+from envace_jax.learning import checkpoints
+from envace_jax.learning import step as learning
+from envace_jax.rewards import checklist
+from envace_jax.rollout import episodes as rollouts
+from envace_jax.rollout import statistics
+from envace_jax.sampling import keys
+
+State = learning.TrainState
+Advance = Callable[..., tuple[State, Mapping[str, float]]]
+
+
+def run(config: ml_collections.ConfigDict, workdir: str) -> int:
+  """Trains and measures; returns the exit code."""
+  path = workdirs.claim(workdir, config)
+  clock, compiles = process.Clock(), process.CompileCounter()
+  with clock('data'):
+    setup = build.Setup(config, path)
+  logging.info('%s', setup.describe())
+
+  warm_saves = _checkpointer(config, path, 'warm_start')
+  rl_saves = _checkpointer(config, path, 'rl')
+  with (
+    process.StopRequest().listening() as stop,
+    _writer(config, path, warm_saves, rl_saves) as writer,
+  ):
+    loop = _Loop(setup, writer, stop, clock, compiles)
+    state = _warm_start(setup, loop, warm_saves)
+    with clock('evaluation'):
+      before = results.measure(setup, state.params, path, 'warm_start')
+    state = _reinforce(setup, loop, rl_saves, state)
+    with clock('evaluation'):
+      after = results.measure(setup, state.params, path, 'after')
+  results.write(
+    setup,
+    path,
+    before,
+    after,
+    seconds=clock.seconds,
+    compiles={'warm_up': loop.warm_up_compiles, 'after': loop.late_compiles},
+  )
+  return 0
+
+
+def _warm_start(setup: build.Setup, loop: '_Loop', saves) -> State:
+  """Clones the recorded attempts, both roles, good habits and bad."""
+  config = setup.config.warm_start
+  tx = build.optimizer(config)
+  step_fn = learning.make_supervised_step(
+    setup.model, tx, build.supervised_loss(setup.config, config), setup.mesh
+  )
+
+  def advance(state: State, step: int, least: int = 0):
+    rows = setup.demonstrations_at('warm_start', step, config.batch_size)
+    batch = batches.pack_rows(
+      rows, length_buckets=setup.buckets(least), batch_size=len(rows)
+    )
+    return step_fn(state, setup.place(batch))
+
+  state = loop.restore(saves, tx) or learning.init_state(
+    setup.model, tx, keys.stream(setup.config.seed, 'init', 0), setup.mesh
+  )
+  return loop.run('warm_start', state, advance, saves)
+
+
+def _reinforce(setup: build.Setup, loop: '_Loop', saves, warm: State) -> State:
+  """Role-wise GRPO on episodes that nobody but the policy has answered.
+
+  With `rl.objective='supervised'`, the control: as many steps of the warm
+  start's own loss instead, on as many rows as cost the same.
+  """
+  config = setup.config.rl
+  tx = build.optimizer(config)
+  if config.objective == 'supervised':
+    step_fn = learning.make_supervised_step(
+      setup.model, tx, build.supervised_loss(setup.config, config), setup.mesh
+    )
+
+    def advance(state: State, step: int, least: int = 0):
+      size = config.supervised_batch_size
+      rows = setup.demonstrations_at('supervised', step, size)
+      batch = batches.pack_rows(
+        rows, length_buckets=setup.buckets(least), batch_size=size
+      )
+      return step_fn(state, setup.place(batch))
+
+  else:
+    loss = build.policy_loss(setup.config)
+    step_fn = learning.make_policy_step(setup.model, tx, loss, setup.mesh)
+    reference = warm.params if loss.uses_reference else None
+
+    def advance(state: State, step: int, least: int = 0):
+      episodes, scores = _rehearse(setup, warm.params, state.params, step)
+      batch, anchor, stats = _pack(setup, episodes, scores, step, least)
+      state, metrics = step_fn(
+        state, setup.place(batch), reference, setup.place(anchor)
+      )
+      return state, {**stats, **metrics}
+
+  state = loop.restore(saves, tx) or learning.restart(warm, tx, setup.mesh)
+  loop.warm_up('rl', state, advance)
+  return loop.run('rl', state, advance, saves)
+
+
+def _rehearse(setup: build.Setup, warm_params, params, step: int):
+  """One train step's episodes, and what their checklists pay for them."""
+  config = setup.config
+  tasks = setup.tasks_at(step)
+  episodes = setup.collector.collect(
+    params,
+    setup.training_world(warm_params, step),
+    tasks,
+    keys.stream(config.seed, 'rollout', step),
+    upstream_termination=config.rollout.upstream_termination,
+  )
+  scores = [
+    checklist.score_training(
+      tasks[episode.group], episode, success_bonus=config.reward.success_bonus
+    )
+    for episode in episodes
+  ]
+  return episodes, scores
+
+
+def _pack(setup: build.Setup, episodes, scores, step: int, least: int):
+  """Episodes with role-wise advantages, and the anchor, in one bucket."""
+  config = setup.config.rl
+  group = {
+    'rewards_E': np.asarray([score.reward or 0.0 for score in scores]),
+    'scored_E': np.asarray([score.reward is not None for score in scores]),
+    'groups_E': np.asarray([episode.group for episode in episodes]),
+    'counts_ER': np.asarray([rollouts.generation_counts(e) for e in episodes]),
+  }
+  adv_ER = advantages.role_advantages(
+    **group,
+    baseline=advantages.Baseline(config.baseline),
+    weighting=advantages.Weighting(config.weighting),
+    leave_one_out=config.leave_one_out,
+    std=config.std,
+  )
+  size = config.anchor_batch_size if config.anchor_weight else 0
+  anchor_rows = setup.demonstrations_at('anchor', step, size)
+  longest = max(len(e.tokens) for e in episodes)
+  longest = max(longest, *(len(ids) for ids, _ in anchor_rows), least)
+  bucket = setup.buckets(longest)[:1]
+  batch = batches.pack_episodes(
+    episodes, adv_ER, length_buckets=bucket, batch_size=len(episodes)
+  )
+  anchor = batches.pack_rows(
+    anchor_rows, length_buckets=bucket, batch_size=size
+  ) if size else None
+  stats = statistics.summarise(episodes, scores)
+  return batch, anchor, stats | build.group_metrics(group)
+
+
+class _Loop:
+  """What both phases share: resume, metrics, evaluation, saves, stopping."""
+
+  def __init__(self, setup, writer, stop, clock, compiles):
+    self._setup, self._writer, self._stop = setup, writer, stop
+    self._clock, self._compiles = clock, compiles
+    self.warm_up_compiles = 0
+    self.late_compiles = 0
+
+  def restore(self, saves: checkpoints.Checkpointer, tx) -> State | None:
+    """The phase's last saved state, or None to start it."""
+    if saves.latest_step() is None:
+      return None
+    setup = self._setup
+    abstract = learning.abstract_state(setup.model, tx, setup.mesh)
+    state, _ = saves.restore(abstract)
+    return state
+
+  def warm_up(self, phase: str, state: State, advance: Advance) -> None:
+    """Compiles all that the phase will need, on a copy of the state."""
+    with self._clock(phase):
+      for bucket in self._setup.buckets(0):
+        advance(jax.tree.map(jax.numpy.copy, state), 0, bucket)
+      self._setup.evaluator.warm_up(state.params)
+    self.warm_up_compiles = self._compiles.count
+
+  def run(
+    self, phase: str, state: State, advance: Advance, saves
+  ) -> State:
+    """Steps from the state's own step to the end of the phase."""
+    config = self._setup.config
+    total, first = config[phase].steps, int(state.step)
+    with (
+      self._clock(phase),
+      progress.bar(phase.replace('_', ' '), total) as bar,
+    ):
+      bar.advance(first)
+      for step in range(first, total):
+        state, metrics = advance(state, step)
+        line = {f'{phase}/{k}': float(v) for k, v in metrics.items()}
+        done = step + 1
+        if self._evaluates(phase, done, total):
+          line |= self._setup.evaluator.dev(state.params, done)
+        self._writer.write(self._offset(phase) + done, line)
+        stop = self._stop.requested
+        if stop or done == total or done % config.checkpoint.every == 0:
+          saves.save(done, state, {'phase': phase})
+        if stop:
+          saves.wait()
+          raise process.Stopped(f'stopped after {phase} step {done}')
+        bar.advance(**_shown(line))
+    saves.wait()
+    self.late_compiles = self._compiles.count - self.warm_up_compiles
+    return state
+
+  def _evaluates(self, phase: str, done: int, total: int) -> bool:
+    every = self._setup.config.evaluation.every
+    if done == total:
+      return True
+    return phase == 'rl' and every > 0 and done % every == 0
+
+  def _offset(self, phase: str) -> int:
+    return 0 if phase == 'warm_start' else self._setup.config.warm_start.steps
+
+
+def _shown(line: Mapping[str, float]) -> dict[str, float]:
+  """The few values worth a place beside the bar."""
+  names = {'rl/reward': 'reward', 'warm_start/loss': 'loss', 'rl/loss': 'loss'}
+  return {short: line[key] for key, short in names.items() if key in line}
+
+
+def _checkpointer(config, path: pathlib.Path, phase: str):
+  return checkpoints.Checkpointer(
+    path / 'checkpoints' / phase, max_to_keep=config.checkpoint.keep
+  )
+
+
+def _writer(config, path, warm_saves, rl_saves) -> metric_files.Writer:
+  """Takes up the metrics where the newest checkpoint left them."""
+  if rl_saves.latest_step() is not None:
+    reached = config.warm_start.steps + rl_saves.latest_step()
+  elif warm_saves.latest_step() is not None:
+    reached = warm_saves.latest_step()
+  else:
+    reached = -1  # nothing saved: nothing kept
+  return metric_files.Writer(
+    path, resume_step=reached, active=jax.process_index() == 0
+  )
