@@ -33,6 +33,7 @@ CORE = [
   'ml-collections>=1.1,<2',
   'absl-py>=2.3',
   'numpy>=2.1',
+  'scipy>=1.14',
   'etils[epath]>=1.13',
   'rich>=14',
   'tensorboardX>=2.6.4',

@@ -5,7 +5,6 @@ reader and one meaning. Whatever is impossible is refused here, before anything
 compiles.
 """
 
-import dataclasses
 import pathlib
 
 import jax
@@ -15,7 +14,12 @@ from envace_jax import data as datasets
 from envace_jax import errors
 from envace_jax import tasks as task_sources
 from envace_jax import types
-from envace_jax.evaluation import evaluator
+from envace_jax.envs import desk
+from envace_jax.envs import desk_tasks
+from envace_jax.evaluation import evaluator as evaluators
+from envace_jax.evaluation import private
+from envace_jax.evaluation import runner as runners
+from envace_jax.learning import batch as batches
 from envace_jax.learning import objective
 from envace_jax.learning import step as learning
 from envace_jax.model import config as model_config
@@ -43,6 +47,11 @@ class Setup:
     self.data = datasets.prepare(config, path)
     self.rows = datasets.rows(self.data, config.rollout.max_row_tokens)
     try:
+      self.private = private_settings(config)
+      for phase in (config.warm_start, config.rl):
+        optimizer(phase)  # refused now, not after the warm start
+      if config.rl.objective == 'policy_gradient':
+        policy_loss(config)
       self.mesh = sharding.make_mesh(**config.mesh.to_dict())
       self.model = model(config, self.data.tokenizer.vocab_size)
       self.decoder = decoder(config, self.model, self.data)
@@ -54,13 +63,22 @@ class Setup:
       batch_tasks=config.rl.tasks_per_step,
       group_size=config.rl.group_size,
     )
-    self.evaluator = evaluator.Evaluator(
-      settings=evaluation_settings(config),
+    self.runner = runners.Runner(
       decoder=self.decoder,
       template=self.data.template,
-      tasks=self.data.tasks,
-      make_environment=self.data.make_environment,
+      environment=runners.Environment(
+        make=self.data.make_environment,
+        is_write=desk_tasks.is_write,
+        determinable=desk.determinable,
+      ),
+      rows=config.evaluation.batch_tasks * config.evaluation.samples,
+      notes_prompt_tokens=config.rollout.notes_prompt_tokens,
       key=keys.stream(config.seed, 'evaluation', 0),
+    )
+    self.evaluator = evaluators.Evaluator(
+      runner=self.runner,
+      tasks=self.data.tasks,
+      samples=config.evaluation.samples,
     )
     self._task_order = task_sources.Order(
       len(self.data.tasks['train']), seed=config.seed
@@ -82,10 +100,17 @@ class Setup:
       f'{len(self.rows)} demonstrations, {self.mesh.size} device(s)'
     )
 
-  def demonstrations_at(self, stream: str, step: int, size: int) -> list:
-    """The rows of one step of a stream; a function of the step alone."""
+  def demonstrations_at(
+    self, stream: str, step: int, size: int, microbatches: int
+  ) -> batches.TrainBatch:
+    """The recorded rows of one step; a function of the step alone."""
     order = self._row_orders[stream]
-    return [self.rows[i] for i in order.batch_indices(step * size, size)]
+    return batches.pack_rows(
+      [self.rows[i] for i in order.batch_indices(step * size, size)],
+      length_buckets=(self.config.rollout.max_row_tokens,),
+      batch_size=size,
+      microbatches=microbatches,
+    )
 
   def tasks_at(self, step: int) -> list[types.Task]:
     """The training tasks of one RL step."""
@@ -144,6 +169,16 @@ def validate(config: ml_collections.ConfigDict) -> None:
         f'{size} rows of {phase} do not divide into microbatches * data * '
         f'fsdp = {parts} parts; change {phase}.microbatches or the batch size'
       )
+  rows = config.evaluation.batch_tasks * config.evaluation.samples
+  for name, size in (
+    ('evaluation.samples', config.evaluation.samples),
+    ('private.attempts', config.private.attempts),
+  ):
+    if size < 1 or rows % size:
+      raise errors.UserError(
+        f'{name}={size} must divide evaluation.batch_tasks * '
+        f'evaluation.samples = {rows} rows'
+      )
   for name in ('warm_start.steps', 'rl.steps'):
     phase, key = name.split('.')
     if config[phase][key] < 0:
@@ -193,13 +228,8 @@ def decoder(
   )
 
 
-def evaluation_settings(config) -> evaluator.Settings:
-  return evaluator.Settings(
-    batch_tasks=config.evaluation.batch_tasks,
-    samples=config.evaluation.samples,
-    notes_prompt_tokens=config.rollout.notes_prompt_tokens,
-    private=evaluator.PrivateSettings(**config.private.to_dict()),
-  )
+def private_settings(config: ml_collections.ConfigDict) -> private.Settings:
+  return private.Settings(**config.private.to_dict())
 
 
 def optimizer(phase: ml_collections.ConfigDict):
@@ -214,6 +244,7 @@ def supervised_loss(config, phase) -> objective.LossConfig:
     microbatches=phase.microbatches,
     logprob_chunk=config.rl.logprob_chunk,
     normalizer=objective.Normalizer(config.rl.normalizer),
+    row_buckets=tuple(config.rl.row_buckets),
   )
 
 
@@ -232,14 +263,8 @@ def policy_loss(config: ml_collections.ConfigDict) -> objective.LossConfig:
     normalizer=objective.Normalizer(rl.normalizer),
     logprob_chunk=rl.logprob_chunk,
     microbatches=rl.microbatches,
+    row_buckets=tuple(rl.row_buckets),
   )
-
-
-def with_prompts(
-  decoder: generator.Decoder, prompt_tokens: int
-) -> generator.Decoder:
-  """The same decoder for longer prompts."""
-  return dataclasses.replace(decoder, prompt_tokens=prompt_tokens)
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

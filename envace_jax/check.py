@@ -104,8 +104,6 @@ def no_ops(config: ml_collections.ConfigDict) -> list[str]:
       )
     if rl.group_size == 1:
       found.append('rl.*: groups of one have no baseline; nothing is learned')
-  if rollout.world != 'simulator' and rollout.simulator:
-    found.append("rollout.simulator: only for rollout.world='simulator'")
   if rollout.mode == 'on_device':
     found.append("rollout.widths: only for evaluation while mode='on_device'")
   if config.data.world == 'jsonl':

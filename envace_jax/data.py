@@ -28,7 +28,8 @@ from envace_jax.text import tokenizer as tokenizers
 WORLDS = ('small', 'resampled', 'jsonl')
 SPLITS = desk_tasks.SPLITS
 TOKENIZER_FILE = 'tokenizer.model'
-_DATASET = 'minidesk'
+_DATASET = 'records'
+_DEMONSTRATIONS = 'demonstrations'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,13 +55,13 @@ def prepare(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> Data:
     )
   directory = workdir / 'data'
   try:
-    records = _records(config, directory)
+    records = _stored(config, directory)
   except (ValueError, OSError) as error:
     raise errors.UserError(f'data: {error}') from error
   tasks = {split: records[split] for split in SPLITS}
   for task in (task for split in tasks.values() for task in split):
     checklist.validate_task(task)
-  demonstrations = records['demonstrations']
+  demonstrations = records[_DEMONSTRATIONS]
   tokenizer = _tokenizer(config, directory, demonstrations)
   return Data(
     tasks=tasks,
@@ -104,12 +105,23 @@ def longest_prompt(data: Data) -> int:
   )
 
 
-def _records(config, directory) -> dict[str, list]:
+def _stored(config, directory: pathlib.Path) -> dict[str, list]:
+  """All records by split, from a TFDS dataset that is written if missing."""
   c = config.data
   if c.world == 'jsonl':
-    return _user_records(c)
-  splits = _generate(config) if not (directory / _DATASET).exists() else None
-  return task_sources.store(directory, _DATASET, splits)
+    stored = task_sources.write_dataset_from_jsonl(
+      directory, _DATASET, _user_records(c)
+    )
+  else:
+    stored = task_sources.find_dataset(directory, _DATASET)
+    if stored is None:
+      stored = task_sources.write_dataset(
+        directory, _DATASET, _generate(config)
+      )
+  return {
+    split: list(task_sources.Records(stored, split))
+    for split in (*SPLITS, _DEMONSTRATIONS)
+  }
 
 
 def _generate(config) -> dict[str, Sequence]:
@@ -132,4 +144,38 @@ def _generate(config) -> dict[str, Sequence]:
       seed=c.world_seed,
     )
     bar.advance()
-  return {**made, 'demonstrations': demonstrations}
+  return {**made, _DEMONSTRATIONS: demonstrations}
+
+
+def _user_records(c) -> dict[str, str]:
+  """The user's files by split name; `{split}` in the path is replaced."""
+  if '{split}' not in c.jsonl_tasks or not c.jsonl_demonstrations:
+    raise errors.UserError(
+      "data.world='jsonl' needs data.jsonl_tasks, a path that contains "
+      '{split} (train, dev, test_iid, test_ood), and data.jsonl_demonstrations'
+    )
+  paths = {split: c.jsonl_tasks.format(split=split) for split in SPLITS}
+  return paths | {_DEMONSTRATIONS: c.jsonl_demonstrations}
+
+
+def _tokenizer(config, directory, demonstrations) -> tokenizers.Tokenizer:
+  """The stored tokenizer, trained first where there is none."""
+  path = directory / TOKENIZER_FILE
+  if not path.exists():
+    texts = [text for demo in demonstrations for text in _texts(demo)]
+    if config.data.world != 'jsonl':
+      texts += desk_data.lexicon()  # values that no demonstration mentions
+    trained = tokenizers.SentencePieceTokenizer.train(
+      texts, config.data.vocab_size
+    )
+    partial = path.with_name(path.name + '.partial')
+    trained.save(str(partial))
+    partial.replace(path)
+  return tokenizers.load(str(path))
+
+
+def _texts(demo: types.Demonstration) -> list[str]:
+  texts = [demo.instruction, demo.notes, demo.reply]
+  for step in demo.steps:
+    texts += [step.action_text, step.observation_text]
+  return texts

@@ -84,20 +84,29 @@ def _run(command: str) -> int:
     from envace_jax import check
 
     return check.run(_config())
-  from envace_jax import bench
-  from envace_jax import commands
   from envace_jax import process
-  from envace_jax import train
 
   if _DISTRIBUTED.value:
-    process.initialize_distributed()
-  if command == 'train':
-    return train.run(_config(), _workdir())
-  if command == 'evaluate':
-    return commands.evaluate(_workdir())
-  if command == 'rehearse':
+    import jax
+
+    jax.distributed.initialize()
+  try:
+    if command == 'train':
+      from envace_jax import train
+
+      return train.run(_config(), _workdir())
+    if command == 'bench':
+      from envace_jax import bench
+
+      return bench.run(_config(), _JSON.value)
+    from envace_jax import commands
+
+    if command == 'evaluate':
+      return commands.evaluate(_workdir())
     return commands.rehearse(_workdir(), _SPLIT.value, _INDEX.value)
-  return bench.run(_config(), _JSON.value)
+  except process.Stopped as stopped:
+    sys.stderr.write(f'envace: {stopped}; the same command goes on\n')
+    return 0
 
 
 def _config():

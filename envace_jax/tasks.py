@@ -335,6 +335,12 @@ class TaskDataset(tfds.core.GeneratorBasedBuilder):
     yield from enumerate(rows)
 
 
+def find_dataset(data_dir: epath.PathLike, name: str) -> str | None:
+  """The directory of a dataset that was completely written, or None."""
+  directory = epath.Path(data_dir) / name / str(TaskDataset.VERSION)
+  return None if _fingerprint(directory) is None else os.fspath(directory)
+
+
 def write_dataset(
   data_dir: epath.PathLike, name: str, splits: Mapping[str, Iterable[Record]]
 ) -> str:

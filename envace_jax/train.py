@@ -12,6 +12,7 @@ import pathlib
 
 from absl import logging
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
@@ -20,6 +21,7 @@ from envace_jax import metrics as metric_files
 from envace_jax import process
 from envace_jax import progress
 from envace_jax import results
+from envace_jax import types
 from envace_jax import workdirs
 from envace_jax.learning import advantages
 from envace_jax.learning import batch as batches
@@ -74,10 +76,9 @@ def _warm_start(setup: build.Setup, loop: '_Loop', saves) -> State:
     setup.model, tx, build.supervised_loss(setup.config, config), setup.mesh
   )
 
-  def advance(state: State, step: int, least: int = 0):
-    rows = setup.demonstrations_at('warm_start', step, config.batch_size)
-    batch = batches.pack_rows(
-      rows, length_buckets=setup.buckets(least), batch_size=len(rows)
+  def advance(state: State, step: int):
+    batch = setup.demonstrations_at(
+      'warm_start', step, config.batch_size, config.microbatches
     )
     return step_fn(state, setup.place(batch))
 
@@ -100,11 +101,9 @@ def _reinforce(setup: build.Setup, loop: '_Loop', saves, warm: State) -> State:
       setup.model, tx, build.supervised_loss(setup.config, config), setup.mesh
     )
 
-    def advance(state: State, step: int, least: int = 0):
-      size = config.supervised_batch_size
-      rows = setup.demonstrations_at('supervised', step, size)
-      batch = batches.pack_rows(
-        rows, length_buckets=setup.buckets(least), batch_size=size
+    def advance(state: State, step: int):
+      batch = setup.demonstrations_at(
+        'supervised', step, config.supervised_batch_size, config.microbatches
       )
       return step_fn(state, setup.place(batch))
 
@@ -113,9 +112,14 @@ def _reinforce(setup: build.Setup, loop: '_Loop', saves, warm: State) -> State:
     step_fn = learning.make_policy_step(setup.model, tx, loss, setup.mesh)
     reference = warm.params if loss.uses_reference else None
 
-    def advance(state: State, step: int, least: int = 0):
+    def advance(state: State, step: int):
       episodes, scores = _rehearse(setup, warm.params, state.params, step)
-      batch, anchor, stats = _pack(setup, episodes, scores, step, least)
+      batch, stats = _pack(setup, episodes, scores)
+      anchor = None
+      if loss.uses_anchor:
+        anchor = setup.demonstrations_at(
+          'anchor', step, config.anchor_batch_size, config.microbatches
+        )
       state, metrics = step_fn(
         state, setup.place(batch), reference, setup.place(anchor)
       )
@@ -146,8 +150,8 @@ def _rehearse(setup: build.Setup, warm_params, params, step: int):
   return episodes, scores
 
 
-def _pack(setup: build.Setup, episodes, scores, step: int, least: int):
-  """Episodes with role-wise advantages, and the anchor, in one bucket."""
+def _pack(setup: build.Setup, episodes, scores):
+  """Episodes with their role-wise advantages as a batch, and statistics."""
   config = setup.config.rl
   group = {
     'rewards_E': np.asarray([score.reward or 0.0 for score in scores]),
@@ -162,19 +166,21 @@ def _pack(setup: build.Setup, episodes, scores, step: int, least: int):
     leave_one_out=config.leave_one_out,
     std=config.std,
   )
-  size = config.anchor_batch_size if config.anchor_weight else 0
-  anchor_rows = setup.demonstrations_at('anchor', step, size)
-  longest = max(len(e.tokens) for e in episodes)
-  longest = max(longest, *(len(ids) for ids, _ in anchor_rows), least)
-  bucket = setup.buckets(longest)[:1]
   batch = batches.pack_episodes(
-    episodes, adv_ER, length_buckets=bucket, batch_size=len(episodes)
+    episodes,
+    adv_ER,
+    length_buckets=(setup.config.rollout.max_row_tokens,),
+    batch_size=len(episodes),
+    microbatches=config.microbatches,
   )
-  anchor = batches.pack_rows(
-    anchor_rows, length_buckets=bucket, batch_size=size
-  ) if size else None
-  stats = statistics.summarise(episodes, scores)
-  return batch, anchor, stats | build.group_metrics(group)
+  groups = advantages.group_statistics(**group)
+  act = types.Role.ACT
+  return batch, {
+    **statistics.summarise(episodes, scores),
+    'groups/all': groups.groups,
+    'groups/zero_variance': int(groups.zero_variance_groups_R[act]),
+    'groups/singleton': int(groups.singleton_groups_R[act]),
+  }
 
 
 class _Loop:
@@ -198,8 +204,7 @@ class _Loop:
   def warm_up(self, phase: str, state: State, advance: Advance) -> None:
     """Compiles all that the phase will need, on a copy of the state."""
     with self._clock(phase):
-      for bucket in self._setup.buckets(0):
-        advance(jax.tree.map(jax.numpy.copy, state), 0, bucket)
+      advance(jax.tree.map(jnp.copy, state), 0)  # its state is donated
       self._setup.evaluator.warm_up(state.params)
     self.warm_up_compiles = self._compiles.count
 
@@ -219,7 +224,7 @@ class _Loop:
         line = {f'{phase}/{k}': float(v) for k, v in metrics.items()}
         done = step + 1
         if self._evaluates(phase, done, total):
-          line |= self._setup.evaluator.dev(state.params, done)
+          line |= self._setup.evaluator.dev(state.params)
         self._writer.write(self._offset(phase) + done, line)
         stop = self._stop.requested
         if stop or done == total or done % config.checkpoint.every == 0:

@@ -20,6 +20,7 @@ def get_config(arg: str = ''):
     c.warm_start.steps = 30
     c.warm_start.batch_size = 32
     c.rl.steps = 4
+    c.rl.optimizer.warmup_steps = 1
     c.rl.tasks_per_step = 4
     c.rl.group_size = 4
     c.rl.anchor_batch_size = 8
@@ -30,6 +31,8 @@ def get_config(arg: str = ''):
     c.private.attempts = 2
     c.private.temperatures = (0.0, 1.0)
     c.private.max_calls = (1, 3)
+    c.rl.row_buckets = ()
+    c.warm_start.microbatches = 2
     c.checkpoint.every = 2
   return c
 

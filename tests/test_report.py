@@ -183,6 +183,18 @@ def test_side_by_side_marks_what_differs():
   assert 'not replayed' in transcripts.side_by_side_html(unknown)
 
 
+def test_each_real_answer_stands_beside_its_own_call():
+  record = _record(0, 'f', '{"n": 0}')
+  record['spans'] = record['spans'][:1]
+  for n in range(3):
+    record['spans'] += _record(0, 'f', f'{{"n": {n}}}')['spans'][1:6]
+  record['real_observations'] = ['{"n": 0}', None, '{"n": 2}']
+  html = transcripts.side_by_side_html(record)
+  assert html.count('= agrees') == 2 and html.count('not replayed') == 1
+  assert 'differs' not in html
+  assert transcripts.count_mismatches(record) == (0, 2)
+
+
 @pytest.mark.parametrize(
   ('ours', 'theirs', 'label'),
   [

@@ -1,150 +1,51 @@
 """Every measurement of a policy, on fixed tasks with fixed random numbers.
 
-  real       success in the environment, sampled and greedy
+  real       success in the environment, sampled and greedy, IID and OOD
   rehearsed  success in the policy's own world, by the training checklist
-  gap        rehearsed minus real, on the same tasks
+  gap        rehearsed minus real, split into its causes
   honesty    rehearsed observations against what the environment says to the
              same calls: fidelity, error recall, optimism
 
-Measurements use the same keys at every call, so two policies are compared on
-common random numbers and a resumed run repeats its numbers exactly.
+Two policies are compared on common random numbers, and a resumed run repeats
+its numbers exactly. Nothing measured here is ever read by training.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 
-import jax
-import numpy as np
-
 from envace_jax import types
-from envace_jax.envs import base as envs
 from envace_jax.evaluation import fidelity
 from envace_jax.evaluation import intervals
 from envace_jax.evaluation import optimism
 from envace_jax.evaluation import replay
+from envace_jax.evaluation import runner as runners
+from envace_jax.evaluation import success
 from envace_jax.rewards import checklist
-from envace_jax.rollout import collect
-from envace_jax.sampling import generator
-from envace_jax.sampling import samplers
-from envace_jax.text import template as templates
-from envace_jax.worlds import base as worlds
-from envace_jax.worlds import real
+
+_REAL, _REHEARSED = 1, 2  # streams of random numbers
+_BOOTSTRAP_SEED = 0
+_DEV_DRAWS = 2  # intervals of learning curves are not shown
 
 Tasks = Sequence[types.Task]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Environment:
-  """A real environment, and what measuring against it needs to know."""
-
-  make: Callable[[], envs.Environment]
-  is_write: Callable[[str], bool]  # by tool name
-  determinable: Callable[..., Sequence]  # (call, observation) -> JSON paths
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Runner:
-  """Runs tasks with one policy network, `rows` at a time."""
-
-  decoder: generator.Decoder
-  template: templates.Template
-  environment: Environment
-  rows: int  # rows of every batch: one set of compiled programs
-  key: jax.Array
-
-  def real(
-    self,
-    params,
-    tasks: Tasks,
-    *,
-    stream: int,
-    samples: int = 1,
-    temperature: float | None = None,
-    notes: Sequence[str] | None = None,
-    prompt_tokens: int | None = None,
-  ) -> list[types.Episode]:
-    """`samples` episodes per task in the environment.
-
-    `temperature` None keeps the training samplers; 0 is greedy.
-    """
-    world = real.RealWorld(self.environment.make)
-    try:
-      return self._collect(
-        params, world, tasks, stream, samples, temperature, notes, prompt_tokens
-      )
-    finally:
-      world.close()
-
-  def rehearsed(
-    self, params, tasks: Tasks, *, stream: int, samples: int = 1
-  ) -> list[types.Episode]:
-    """`samples` episodes per task in the policy's own world."""
-    return self._collect(params, None, tasks, stream, samples)
-
-  def warm_up(self, params, tasks: Tasks, samples: int) -> None:
-    """Compiles what `real` and `rehearsed` can need, at both group sizes."""
-    self.rehearsed(params, tasks[:1], stream=0, samples=samples)
-    for group_size in {1, samples}:
-      collector = self._collector(group_size, None, None)
-      collector.warm_up(params, tasks[0], self.key)
-
-  def _collect(
-    self,
-    params,
-    world: worlds.World | None,
-    tasks: Tasks,
-    stream: int,
-    samples: int,
-    temperature: float | None = None,
-    notes: Sequence[str] | None = None,
-    prompt_tokens: int | None = None,
-  ) -> list[types.Episode]:
-    return self._collector(samples, temperature, prompt_tokens).collect(
-      params, world, tasks, jax.random.fold_in(self.key, stream), notes=notes
-    )
-
-  def _collector(self, samples, temperature, prompt_tokens):
-    decoder = self.decoder
-    if temperature is not None:
-      sampler = samplers.SamplerConfig(temperature=temperature)
-      decoder = dataclasses.replace(decoder, act=sampler, rehearse=sampler)
-    if prompt_tokens is not None:
-      decoder = dataclasses.replace(decoder, prompt_tokens=prompt_tokens)
-    if self.rows % samples:
-      raise ValueError(f'{samples} samples do not divide {self.rows} rows')
-    return collect.Collector(
-      decoder=decoder,
-      template=self.template,
-      batch_tasks=self.rows // samples,
-      group_size=samples,
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Honesty:
-  """Rehearsed episodes of some tasks, and their replays."""
+  """Rehearsed episodes beside their replays, and two reports on them."""
 
   tasks: Tasks  # one per episode
   replays: Sequence[replay.Replay]
-
-  def comparisons(self, determinable) -> list[list[fidelity.Comparison]]:
-    """Rehearsed against real observations, grouped by episode."""
-    return [
-      [
-        fidelity.compare(mine, theirs, determinable)
-        for mine, theirs in zip(r.rehearsed.steps, r.real.steps, strict=True)
-      ]
-      for r in self.replays
-    ]
+  fidelity: fidelity.Fidelity
+  optimism: optimism.Optimism
 
 
 class Evaluator:
-  """Measures parameters; the only state is a count of real calls."""
+  """Measures parameters; its only state is a count of real calls."""
 
   def __init__(
     self,
     *,
-    runner: Runner,
+    runner: runners.Runner,
     tasks: Mapping[str, Tasks],
     samples: int,
   ):
@@ -152,61 +53,196 @@ class Evaluator:
     self.real_calls = 0
 
   def warm_up(self, params) -> None:
-    self._runner.warm_up(params, self._tasks['dev'], self._samples)
+    """Compiles every program of `dev`."""
+    self._runner.warm_up(params, self._tasks['dev'][0], self._samples)
 
   def dev(self, params) -> dict[str, float | None]:
     """The few numbers worth a learning curve, on dev tasks."""
-    tasks = self._tasks['dev']
-    real_success = self.success(params, 'dev', temperature=None)
-    honesty = self.honesty(params, tasks)
-    rehearsed = _mean(self.rehearsed_success(honesty))
-    measured = self._honesty_metrics(honesty)
-    real_mean = _mean(real_success)
-    return {
-      'eval/real_success': real_mean,
-      'eval/rehearsed_success': rehearsed,
-      'eval/gap': rehearsed - real_mean,
-      **{f'eval/{key}': value for key, value in measured.items()},
+    real = success.success_rate(
+      self.outcomes(params, 'dev', None),
+      seed=_BOOTSTRAP_SEED,
+      draws=_DEV_DRAWS,
+    )
+    honesty = self.honesty(params, 'dev', draws=_DEV_DRAWS)
+    rehearsed = success.success_rate(
+      self.rehearsed_outcomes(honesty), seed=_BOOTSTRAP_SEED, draws=_DEV_DRAWS
+    )
+    values = {
+      'real_success': real.rate,
+      'rehearsed_success': rehearsed.rate,
+      'fidelity': honesty.fidelity.f1,
+      'exact_match': honesty.fidelity.exact_match,
+      'error_recall': honesty.optimism.error_recall,
+      'optimism_index': honesty.optimism.optimism_index,
     }
+    means = {f'eval/{key}': _mean(value) for key, value in values.items()}
+    gap = None
+    if real.rate is not None and rehearsed.rate is not None:
+      gap = rehearsed.rate.mean - real.rate.mean
+    return means | {'eval/gap': gap}
 
-  def success(
+  def held_out(self, params) -> dict:
+    """The final numbers, on test tasks, as JSON values.
+
+    Keys are those of `report.summary` where it has them; `outcomes` is the
+    task-level table behind them.
+    """
+    table = {
+      f'{decoding}/{split}': self.outcomes(params, f'test_{split}', temperature)
+      for decoding, temperature in (('sampled', None), ('greedy', 0.0))
+      for split in ('iid', 'ood')
+    }
+    rates = {
+      name: success.success_rate(outcomes, seed=_BOOTSTRAP_SEED)
+      for name, outcomes in table.items()
+    }
+    honesty = self.honesty(params, 'test_iid')
+    rehearsed = self.rehearsed_outcomes(honesty)
+    passes = success.passes(
+      table['sampled/iid'], self._samples, seed=_BOOTSTRAP_SEED
+    )
+    gap = self._gap(honesty, table['sampled/iid'])
+    return {
+      'real_success': {
+        decoding: {
+          split: leaf(rates[f'{decoding}/{split}'].rate)
+          for split in ('iid', 'ood')
+        }
+        for decoding in ('sampled', 'greedy')
+      },
+      'pass_at_k': {'k': passes.k, 'any': leaf(passes.any_of_k),
+                    'all': leaf(passes.all_of_k)},
+      'rehearsed_success': leaf(
+        success.success_rate(rehearsed, seed=_BOOTSTRAP_SEED).rate
+      ),
+      'gap': leaf(gap.total),
+      'gap_parts': {
+        'dynamics': leaf(gap.dyn),
+        'judge': leaf(gap.judge),
+        'adaptation': leaf(gap.adapt),
+      },
+      'fidelity': leaf(honesty.fidelity.f1),
+      'exact_match': leaf(honesty.fidelity.exact_match),
+      'error_recall': leaf(honesty.optimism.error_recall),
+      'optimism_index': leaf(honesty.optimism.optimism_index),
+      'outcomes': {name: list(map(list, rows)) for name, rows in table.items()},
+    }  # fmt: skip
+
+  def outcomes(
     self, params, split: str, temperature: float | None
-  ) -> list[list[bool]]:
-    """Real success per task and sample; one sample where it is greedy."""
-    tasks = self._tasks[split]
+  ) -> list[success.Outcome]:
+    """Real success of each attempt; greedy attempts each task once."""
     samples = 1 if temperature == 0 else self._samples
+    tasks = self._tasks[split]
     episodes = self._runner.real(
-      params, tasks, stream=1, samples=samples, temperature=temperature
+      params, tasks, stream=_REAL, samples=samples, temperature=temperature
     )
+    return self.judge(_each(tasks, samples), episodes)
+
+  def judge(
+    self, tasks: Tasks, episodes: Sequence[types.Episode]
+  ) -> list[success.Outcome]:
+    """Scores real episodes by the environment's final state and the reply."""
     self.real_calls += sum(episode.real_calls for episode in episodes)
-    return _by_task(
-      [
-        checklist.score_evaluation(
-          tasks[i // samples], episode, episode.state_hash
-        ).success
-        for i, episode in enumerate(episodes)
-      ],
-      samples,
-    )
+    return [
+      (
+        task.id,
+        checklist.score_evaluation(task, episode, episode.state_hash).success,
+      )
+      for task, episode in zip(tasks, episodes, strict=True)
+    ]
 
-  def honesty(self, params, tasks: Tasks) -> Honesty:
-    """Rehearses the tasks and replays every rehearsal for real."""
+  def honesty(self, params, split: str, *, draws: int = 10_000) -> Honesty:
+    """Rehearses a split's tasks and replays every rehearsal for real."""
+    environment = self._runner.environment
     episodes = self._runner.rehearsed(
-      params, tasks, stream=2, samples=self._samples
+      params, self._tasks[split], stream=_REHEARSED, samples=self._samples
     )
-    tasks = [task for task in tasks for _ in range(self._samples)]
-    replays = replay.replay(episodes, tasks, self._runner.environment.make)
+    tasks = _each(self._tasks[split], self._samples)
+    replays = replay.replay(episodes, tasks, environment.make)
     self.real_calls += sum(r.real.real_calls for r in replays)
-    return Honesty(tasks=tasks, replays=replays)
-
-  def rehearsed_success(self, honesty: Honesty) -> list[list[bool]]:
-    """Success that the policy's own world grants, by the training checklist."""
-    return _by_task(
-      [
-        checklist.score_training(task, r.rehearsed).success
-        for task, r in zip(honesty.tasks, honesty.replays, strict=True)
-      ],
-      self._samples,
+    pairs = [
+      (task.id, mine, theirs)
+      for task, r in zip(tasks, replays, strict=True)
+      for mine, theirs in zip(r.rehearsed.steps, r.real.steps, strict=True)
+    ]
+    return Honesty(
+      tasks=tasks,
+      replays=replays,
+      fidelity=fidelity.compare(
+        [
+          fidelity.Comparison(
+            rehearsed=mine.observation_text,
+            real=theirs.observation_text,
+            determinable=_determinable(environment, theirs),
+            task_id=task_id,
+          )
+          for task_id, mine, theirs in pairs
+        ],
+        seed=_BOOTSTRAP_SEED,
+        draws=draws,
+      ),
+      optimism=optimism.error_agreement(
+        [
+          optimism.ErrorPair(
+            rehearsed=optimism.outcome_class(mine.observation_text),
+            real=optimism.outcome_class(theirs.observation_text),
+            task_id=task_id,
+          )
+          for task_id, mine, theirs in pairs
+        ],
+        seed=_BOOTSTRAP_SEED,
+        draws=draws,
+      ),
     )
-'''
-'''
+
+  def rehearsed_outcomes(self, honesty: Honesty) -> list[success.Outcome]:
+    """What the policy's own world grants it, by the training checklist."""
+    return [
+      (task.id, checklist.score_training(task, r.rehearsed).success)
+      for task, r in zip(honesty.tasks, honesty.replays, strict=True)
+    ]
+
+  def _gap(
+    self, honesty: Honesty, real: Sequence[success.Outcome]
+  ) -> optimism.Gap:
+    """M4 in successes: the same attempt numbers, rehearsed and real."""
+    replayed = [
+      (
+        checklist.score_training(task, r.real).success,
+        checklist.score_evaluation(task, r.real, r.real.state_hash).success,
+      )
+      for task, r in zip(honesty.tasks, honesty.replays, strict=True)
+    ]
+    return optimism.gap(
+      [task.id for task in honesty.tasks],
+      rehearsed=[s for _, s in self.rehearsed_outcomes(honesty)],
+      replay_transcript=[transcript for transcript, _ in replayed],
+      replay_real=[state for _, state in replayed],
+      real=[s for _, s in real],
+      seed=_BOOTSTRAP_SEED,
+    )
+
+
+def leaf(interval: intervals.Interval | None) -> dict:
+  """An interval as JSON; n = 0 and nulls where nothing could be measured."""
+  if interval is None:
+    return {'mean': None, 'lo': None, 'hi': None, 'n': 0}
+  # One task alone has no interval: its ends are the mean.
+  lo = interval.mean if interval.lo is None else interval.lo
+  hi = interval.mean if interval.hi is None else interval.hi
+  return {'mean': interval.mean, 'lo': lo, 'hi': hi, 'n': interval.n}
+
+
+def _determinable(environment: runners.Environment, step: types.Step):
+  if isinstance(step.action, types.ParseError):
+    return [('error',)]
+  return environment.determinable(step.action, step.observation_text)
+
+
+def _each(tasks: Tasks, samples: int) -> list[types.Task]:
+  return [task for task in tasks for _ in range(samples)]
+
+
+def _mean(interval: intervals.Interval | None) -> float | None:
+  return None if interval is None else interval.mean

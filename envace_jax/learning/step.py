@@ -101,6 +101,19 @@ def init_state(
   )
 
 
+def restart(
+  state: TrainState, tx: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+  """Step 0 of a new phase: a copy of the parameters, a fresh optimizer."""
+
+  def begin(params):
+    params = jax.tree.map(jnp.copy, params)
+    return TrainState(jnp.int32(0), params, tx.init(params))
+
+  with sharding.use_mesh(mesh):
+    return jax.jit(begin)(state.params)
+
+
 def abstract_state(
   model: transformer.Transformer,
   tx: optax.GradientTransformation,

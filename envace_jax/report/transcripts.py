@@ -100,7 +100,7 @@ def side_by_side_html(record: types.Json) -> str:
   parts = []
   step = 0
   said = [s for s in _merged(record.get('spans')) if s.author != 'FORCED']
-  for one in said:
+  for one in said[:MAX_PARTS]:
     if one.author in ('REHEARSE', 'WORLD'):
       answer = real[step] if step < len(real) else None
       parts.append(_pair(one, answer))
@@ -150,17 +150,21 @@ def write_records(
   temporary.replace(path)
 
 
+def read_records(path: str | os.PathLike[str]) -> list[dict]:
+  """Every record of a file, in order."""
+  with pathlib.Path(path).open(encoding='utf-8') as file:
+    return [json.loads(line) for line in file]
+
+
 def read_record(path: str | os.PathLike[str], index: int) -> dict:
   """Record number `index`, counted from 0."""
-  count = 0
-  with pathlib.Path(path).open(encoding='utf-8') as file:
-    for line in file:
-      if count == index:
-        return json.loads(line)
-      count += 1
-  raise IndexError(
-    f'{path} has {count} transcripts, numbered from 0; there is no {index}'
-  )
+  records = read_records(path)
+  if not 0 <= index < len(records):
+    raise IndexError(
+      f'{path} has {len(records)} transcripts, numbered from 0; there is no '
+      f'{index}'
+    )
+  return records[index]
 
 
 def plain(text: str) -> str:

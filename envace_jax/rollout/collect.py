@@ -70,6 +70,17 @@ class Collector:
       ]
     return done
 
+  def warm_up(self, params, task: types.Task) -> None:
+    """Compiles every program that host-driven rollouts can need."""
+    prompt = self.template.prompt(task.instruction, tools=task.tools)
+    generator.Session(
+      self.decoder,
+      params,
+      [prompt] * self.batch_tasks,
+      self.group_size,
+      keys.rows(jax.random.key(0), range(self._batch_size)),
+    ).warm_up()
+
   @property
   def _batch_size(self) -> int:
     return self.batch_tasks * self.group_size

@@ -2,7 +2,7 @@
 
 N rehearsals of a task cost no real call. What they agree on is written down as
 notes (call -> observation), and the one committed execution sees the notes in
-its prompt. Nothing in the notes comes from the environment, a checklist or the
+its prompt: `memories`, then a real rollout with them. Nothing in the notes comes from the environment, a checklist or the
 oracle: the only judge is agreement among the rehearsals.
 
 This is the parallel form of EnvACE's test-time rehearsal (arXiv 2608.06197,
@@ -14,45 +14,23 @@ import collections
 from collections.abc import Callable, Sequence
 import json
 
-import jax
-
 from envace_jax import types
-from envace_jax.rollout import collect
 from envace_jax.text import notes as notes_text
 from envace_jax.text import tool_calls
-from envace_jax.worlds import base as worlds
 
 
-def rehearse(
-  collector: collect.Collector,
-  params,
-  tasks: Sequence[types.Task],
-  key: jax.Array,
+def memories(
+  episodes: Sequence[types.Episode],
+  attempts: int,
   *,
   max_notes: int,
   is_write: Callable[[str], bool],
 ) -> list[str]:
-  """Notes for each task, from `collector.group_size` private rehearsals."""
-  episodes = collector.collect(params, None, tasks, key)
-  size = collector.group_size
-  groups = [episodes[i : i + size] for i in range(0, len(episodes), size)]
-  return [memory(group, max_notes, is_write) for group in groups]
-
-
-def commit(
-  collector: collect.Collector,
-  params,
-  world: worlds.World,
-  tasks: Sequence[types.Task],
-  notes: Sequence[str],
-  key: jax.Array,
-  *,
-  max_calls: int,
-) -> list[types.Episode]:
-  """The committed executions: at most `max_calls` real calls each."""
-  return collector.collect(
-    params, world, tasks, key, notes=notes, max_calls=max_calls
-  )
+  """Notes for each task, from its `attempts` consecutive rehearsals."""
+  return [
+    memory(episodes[i : i + attempts], max_notes, is_write)
+    for i in range(0, len(episodes), attempts)
+  ]
 
 
 def memory(

@@ -124,6 +124,10 @@ class Template:
       ids.pop()
     return self._tokenizer.decode(ids)
 
+  def literal(self, ids: Sequence[int]) -> str:
+    """Text of any span, every control piece by its name."""
+    return self._tokenizer.decode(list(ids))
+
   def observation_text(self, ids: Sequence[int]) -> str:
     """What an observation says, without its tags where they are whole."""
     text = self.text(ids)

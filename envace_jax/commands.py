@@ -1,0 +1,109 @@
+"""`envace evaluate` and `envace rehearse`: what a finished run can be asked."""
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+import rich.console
+import rich.text
+
+from envace_jax import build
+from envace_jax import errors
+from envace_jax import results
+from envace_jax import types
+from envace_jax import workdirs
+from envace_jax.evaluation import replay
+from envace_jax.learning import checkpoints
+from envace_jax.learning import step as learning
+from envace_jax.text import template as templates
+
+_STYLES = {
+  types.Author.PROMPT: 'dim',
+  types.Author.FORCED: 'dim',
+  types.Author.ACT: 'magenta',
+  types.Author.REHEARSE: 'yellow',
+  types.Author.WORLD: 'blue',
+  types.Author.USER: 'green',
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trained:
+  """A run's newest parameters, and what they were trained with."""
+
+  setup: build.Setup
+  params: dict
+  phase: str  # 'rl' or 'warm_start'
+  step: int
+
+
+def load(workdir: str) -> Trained:
+  """Restores the newest checkpoint of a run.
+
+  Raises:
+    UserError: no run, or no checkpoint yet.
+  """
+  path = pathlib.Path(workdir)
+  setup = build.Setup(workdirs.load_config(workdir), path)
+  for phase in ('rl', 'warm_start'):
+    saves = checkpoints.Checkpointer(path / 'checkpoints' / phase)
+    step = saves.latest_step()
+    if step is not None:
+      tx = build.optimizer(setup.config[phase])
+      abstract = learning.abstract_state(setup.model, tx, setup.mesh)
+      state, _ = saves.restore(abstract)
+      return Trained(setup=setup, params=state.params, phase=phase, step=step)
+  raise errors.UserError(f'{workdir} has no checkpoint yet; train it first')
+
+
+def evaluate(workdir: str) -> int:
+  """Measures the newest checkpoint on the test tasks, and prints the numbers."""
+  trained = load(workdir)
+  name = f'{trained.phase}_{trained.step}'
+  measured = results.measure(
+    trained.setup, trained.params, pathlib.Path(workdir), name
+  )
+  shown = {key: value for key, value in measured.items() if key != 'outcomes'}
+  sys.stdout.write(json.dumps(shown, indent=1) + '\n')
+  return 0
+
+
+def rehearse(workdir: str, split: str, index: int) -> int:
+  """Shows one rehearsed episode, coloured by author, and what is real."""
+  trained = load(workdir)
+  tasks = trained.setup.data.tasks
+  if split not in tasks or index >= len(tasks[split]):
+    sizes = {name: len(tasks[name]) for name in tasks}
+    raise errors.UserError(f'no task {index} in {split!r}; there are {sizes}')
+  task = tasks[split][index]
+  episode = trained.setup.runner.rehearsed(
+    trained.params, [task], stream=5, samples=1
+  )[0]
+  console = rich.console.Console()
+  console.print(coloured(trained.setup.data.template, episode))
+  replayed = replay.replay(
+    [episode], [task], trained.setup.data.make_environment
+  )[0]
+  for mine, theirs in zip(episode.steps, replayed.real.steps, strict=True):
+    same = mine.observation_text == theirs.observation_text
+    console.print(
+      rich.text.Text('real world: ', 'dim'),
+      rich.text.Text(theirs.observation_text, 'green' if same else 'red'),
+      sep='',
+    )
+  console.print(rich.text.Text(f'ended: {episode.stop_reason.value}', 'dim'))
+  return 0
+
+
+def coloured(
+  template: templates.Template, episode: types.Episode
+) -> rich.text.Text:
+  """A row as text, one line a span, coloured by author."""
+  text = rich.text.Text()
+  for author, start, stop in templates.runs(episode.authors):
+    author = types.Author(author)
+    span = template.literal(episode.tokens[start:stop])
+    ending = ' ' if author is types.Author.FORCED else '\n'
+    text.append(span + ending, _STYLES[author])
+  return text
