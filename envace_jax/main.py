@@ -53,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
   try:
     command = _parse(argv)
     logging.set_verbosity(logging.INFO)
+    logging.get_absl_handler().addFilter(_is_ours)
     return _run(command)
   except errors.UserError as error:
     sys.stderr.write(f'envace: {error}\n')
@@ -119,6 +120,11 @@ def _workdir() -> str:
   if _WORKDIR.value is None:
     raise errors.UserError('give --workdir, the directory of the run')
   return _WORKDIR.value
+
+
+def _is_ours(record) -> bool:
+  """Libraries that log through absl are heard from WARNING on."""
+  return record.levelno >= logging.WARNING or 'envace_jax' in record.pathname
 
 
 def _keep_memory() -> None:

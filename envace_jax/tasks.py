@@ -137,7 +137,7 @@ def to_json(record: Record, *, where: str = 'record') -> str:
   """One line of JSON; `where` opens the message of an error."""
   kind = _KINDS[type(record)]
   try:
-    value = {'kind': kind, **_plain(record, '')}
+    value = {'kind': kind, **_plain(record)}
     _validate(value)
     return json.dumps(value, ensure_ascii=False)
   except (ValueError, RecursionError) as error:
@@ -150,7 +150,7 @@ def from_json(text: str, *, where: str = 'record') -> Record:
   try:
     value = parse_json(text)
     _validate(value)
-    value = _plain(value, '')
+    value = _plain(value)
     return _task(value) if value['kind'] == 'task' else _demonstration(value)
   except (ValueError, RecursionError) as error:
     who = f'{where}, {_label(value)}' if _label(value) else where
@@ -230,31 +230,41 @@ def _validate(value: object) -> None:
       raise ValueError(f'{field}: criterion ids {sorted(repeated)} repeat')
 
 
-def _plain(value: object, path: str) -> types.Json | list | str | float | None:
-  """Plain JSON values, or a ValueError that names the field."""
+def _plain(
+  value: object, path: str = '', key: str | int | None = None
+) -> types.Json | list | str | float | None:
+  """Plain JSON values, or a ValueError that names the field path + key.
+
+  The bulk of a task is ASCII: it goes first, and paths are spelled late.
+  """
+  if type(value) is str and value.isascii():
+    return value
+  if value is None or type(value) in (bool, int):
+    return value
+  if key is not None:
+    path += f'[{key}]' if isinstance(key, int) else f'.{key}'
+  where = path.lstrip('.')
   if dataclasses.is_dataclass(value):
     value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
   if isinstance(value, Mapping):
-    if odd := [key for key in value if not isinstance(key, str)]:
-      raise ValueError(f'{path}: key {odd[0]!r} is not a string')
-    for key in value:
-      _plain(key, f'{path}.{key!r}')
-    return {k: _plain(v, f'{path}.{k}'.lstrip('.')) for k, v in value.items()}
+    for k in value:
+      if not isinstance(k, str):
+        raise ValueError(f'{where}: key {k!r} is not a string')
+      _plain(k, path, 'key')
+    return {k: _plain(item, path, k) for k, item in value.items()}
   if isinstance(value, list | tuple):
-    return [_plain(item, f'{path}[{i}]') for i, item in enumerate(value)]
+    return [_plain(item, path, i) for i, item in enumerate(value)]
   if isinstance(value, types.Author):
     return value.name
-  if isinstance(value, str) and not value.isascii():
+  if isinstance(value, str):
     try:
       value.encode('utf-8')
     except UnicodeEncodeError as error:
-      raise ValueError(f'{path}: lone surrogate: {error}') from error
+      raise ValueError(f'{where}: lone surrogate: {error}') from error
   if isinstance(value, float) and not math.isfinite(value):
-    raise ValueError(f'{path}: {value} is not a finite number')
-  if isinstance(value, enum.Enum) or not isinstance(
-    value, str | int | float | None
-  ):
-    raise ValueError(f'{path}: {type(value).__name__} has no JSON form')
+    raise ValueError(f'{where}: {value} is not a finite number')
+  if isinstance(value, enum.Enum) or not isinstance(value, str | int | float):
+    raise ValueError(f'{where}: {type(value).__name__} has no JSON form')
   return value
 
 

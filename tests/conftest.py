@@ -1,5 +1,8 @@
 """Eight host devices, strict shapes, and the stubs that tests share."""
 
+import dataclasses
+import functools
+
 import jax
 
 # Binds when the backend starts, so before any test module touches an array.
@@ -7,25 +10,51 @@ jax.config.update('jax_platforms', 'cpu')
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from envace_jax.model import config as config_lib  # noqa: E402
 from envace_jax.model import transformer  # noqa: E402
 
+TINY = config_lib.TransformerConfig(
+  vocab_size=64,
+  d_model=32,
+  num_layers=2,
+  num_heads=4,
+  num_kv_heads=2,
+  head_dim=8,
+  d_ff=64,
+  max_len=256,
+)
+
 
 @pytest.fixture(scope='session')
-def tiny_model():
+def make_model():
+  """Builds (model, params, config): the tiny config with some changes.
+
+  Parameters come from numpy: initialisers cost ten seconds of compilation,
+  and leave every norm scale at 1, where it cannot be seen to work.
+  """
+
+  def make(**changes):
+    config = dataclasses.replace(TINY, **changes)
+    model = transformer.Transformer(config)
+    shapes = jax.eval_shape(
+      functools.partial(transformer.init_params, model), jax.random.key(0)
+    )
+    generator = np.random.default_rng(0)
+
+    def draw(path, leaf):
+      noise = generator.normal(size=leaf.shape).astype(leaf.dtype)
+      is_scale = path[-1].key == 'scale'
+      return jax.numpy.asarray(1 + 0.1 * noise if is_scale else 0.2 * noise)
+
+    return model, jax.tree.map_with_path(draw, shapes), config
+
+  return make
+
+
+@pytest.fixture(scope='session')
+def tiny_model(make_model):
   """(model, params, config), small enough to compile in a second."""
-  config = config_lib.TransformerConfig(
-    vocab_size=64,
-    d_model=32,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    d_ff=64,
-    max_len=256,
-  )
-  model = transformer.Transformer(config)
-  init = jax.jit(transformer.init_params, static_argnums=0)
-  return model, init(model, jax.random.key(0)), config
+  return make_model()

@@ -311,7 +311,7 @@ def test_norms_are_not_decayed_in_either_layout(lab, scan_layers):
   )
   tx = make_optimizer(clip_norm=None, weight_decay=0.5)
   zeros = jax.tree.map(jnp.zeros_like, params)
-  updates, _ = tx.update(zeros, tx.init(params), params)
+  updates, _ = jax.jit(tx.update)(zeros, jax.jit(tx.init)(params), params)
 
   def check(path, update, x):
     is_norm = path[-1].key == 'scale'

@@ -1,6 +1,7 @@
 """Eight devices compute what one computes, and really hold shards."""
 
 import dataclasses
+import functools
 
 from flax import linen as nn
 import jax
@@ -28,13 +29,19 @@ def loss_fn(model, params, batch):
   return -jnp.sum(scored.logprob) / jnp.sum(batch['valid'])
 
 
-def run(model, mesh):
-  """Sharded init, loss and gradients; everything through the public path."""
-  params = sharding.initialize(
-    lambda key: transformer.init_partitioned(model, key),
-    mesh,
-    jax.random.key(0),
-  )
+def boxed_shapes(model):
+  init = functools.partial(transformer.init_partitioned, model)
+  return jax.eval_shape(init, jax.random.key(0))
+
+
+def place(model, params, mesh):
+  shardings = sharding.state_shardings(boxed_shapes(model), mesh)
+  return jax.device_put(jax.tree.map(np.asarray, params), shardings)
+
+
+def run(model, params, mesh):
+  """Parameters, loss and gradients; everything through the public path."""
+  params = place(model, params, mesh)
   with sharding.use_mesh(mesh):
     batch = sharding.place_batch(rows(), mesh)
     step = jax.jit(
@@ -44,14 +51,11 @@ def run(model, mesh):
 
 
 @pytest.mark.parametrize('scan_layers', [False, True])
-def test_eight_devices_equal_one(tiny_model, scan_layers):
-  config = dataclasses.replace(
-    tiny_model[2], scan_layers=scan_layers, remat=scan_layers
-  )
-  model = transformer.Transformer(config)
+def test_eight_devices_equal_one(make_model, scan_layers):
+  model, params, _ = make_model(scan_layers=scan_layers, remat=scan_layers)
   one, eight = sharding.make_mesh(), sharding.make_mesh(2, 2, 2)
-  params_1, loss_1, grads_1 = run(model, one)
-  params_8, loss_8, grads_8 = run(model, eight)
+  params_1, loss_1, grads_1 = run(model, params, one)
+  params_8, loss_8, grads_8 = run(model, params, eight)
   host = jax.tree.map(np.asarray, (params_1, grads_1))
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6, rtol=2e-4),
@@ -72,15 +76,11 @@ def test_eight_devices_equal_one(tiny_model, scan_layers):
 
 
 def test_sharded_decode_equals_one_device(tiny_model):
-  model, _, config = tiny_model
+  model, host_params, config = tiny_model
   batch = rows()
   outputs = []
   for mesh in (sharding.make_mesh(), sharding.make_mesh(2, 2, 2)):
-    params = sharding.initialize(
-      lambda key: transformer.init_partitioned(model, key),
-      mesh,
-      jax.random.key(0),
-    )
+    params = place(model, host_params, mesh)
     with sharding.use_mesh(mesh):
       placed = sharding.place_batch(batch, mesh)
 
@@ -100,23 +100,25 @@ def test_sharded_decode_equals_one_device(tiny_model):
   assert shard == (2, 1, 16, 8)
 
 
-def test_optimizer_state_is_sharded_like_its_parameters(tiny_model):
-  model = tiny_model[0]
-  mesh = sharding.make_mesh(2, 2, 2)
+def test_initialize_shards_state_and_draws_the_same_on_any_mesh(make_model):
+  model, _, _ = make_model(scan_layers=True)
 
   def init(key):
     params = transformer.init_partitioned(model, key)
     return params, optax.adam(1e-3).init(params)
 
-  shardings = sharding.state_shardings(
-    jax.eval_shape(init, jax.random.key(0)), mesh
+  one, eight = (
+    sharding.initialize(init, mesh, jax.random.key(0))
+    for mesh in (sharding.make_mesh(), sharding.make_mesh(2, 2, 2))
   )
-  params, state = sharding.initialize(init, mesh, jax.random.key(0))
+  jax.tree.map(np.testing.assert_array_equal, one, eight)
+  params, state = eight
   for param, moment in zip(
     jax.tree.leaves(params), jax.tree.leaves(state[0].mu), strict=True
   ):
     assert moment.sharding.is_equivalent_to(param.sharding, param.ndim)
-  assert jax.tree.structure(shardings) == jax.tree.structure((params, state))
+  wq = params['layers']['attention']['wq']
+  assert wq.addressable_shards[0].data.shape == (2, 16, 2, 8)
   assert state[0].count.sharding.is_fully_replicated
 
 
@@ -130,10 +132,7 @@ def test_every_parameter_names_every_axis_by_a_rule(tiny_model):
       tie_embeddings=False,
     )
     model = transformer.Transformer(config)
-    boxed = jax.eval_shape(
-      lambda key, m=model: transformer.init_partitioned(m, key),
-      jax.random.key(0),
-    )
+    boxed = boxed_shapes(model)
     is_box = lambda x: isinstance(x, nn.LogicallyPartitioned)
     for leaf in jax.tree.leaves(boxed, is_leaf=is_box):
       assert is_box(leaf) and len(leaf.names) == leaf.value.ndim
@@ -143,7 +142,7 @@ def test_every_parameter_names_every_axis_by_a_rule(tiny_model):
 def test_plain_calls_need_no_mesh(tiny_model):
   model, params, _ = tiny_model
   plain = jax.jit(lambda params: loss_fn(model, params, rows()))(params)
-  _, loss, _ = run(model, sharding.make_mesh())
+  _, loss, _ = run(model, params, sharding.make_mesh())
   np.testing.assert_allclose(plain, loss, rtol=1e-5)
 
 
@@ -155,8 +154,6 @@ def test_errors_name_the_count_and_the_fix(tiny_model):
   with pytest.raises(ValueError, match='pad the batch to 8 rows'):
     sharding.place_batch(np.zeros((6, 3)), sharding.make_mesh(2, 2, 2))
   model = tiny_model[0]
-  boxed = jax.eval_shape(
-    lambda key: transformer.init_partitioned(model, key), jax.random.key(0)
-  )
+  boxed = boxed_shapes(model)
   with pytest.raises(ValueError, match=r'wk.*does not divide.*tensor=4'):
     sharding.state_shardings(boxed, sharding.make_mesh(1, 1, 4))

@@ -15,13 +15,6 @@ from envace_jax.model import kv_cache, layers, transformer
 LENGTHS = np.array([9, 4, 7])
 
 
-def make(config, seed=0, **changes):
-  config = dataclasses.replace(config, **changes)
-  model = transformer.Transformer(config)
-  init = jax.jit(transformer.init_params, static_argnums=0)
-  return model, init(model, jax.random.key(seed))
-
-
 def ragged_rows(seed=1, vocab=64):
   tokens_BT = np.random.default_rng(seed).integers(0, vocab, (3, 9))
   return tokens_BT, np.arange(9)[None, :] < LENGTHS[:, None]
@@ -57,8 +50,8 @@ def advance(model, params, cache, rows, counts, width):
   'changes',
   [{}, {'qk_norm': True, 'tie_embeddings': False}, {'scan_layers': True}],
 )
-def test_prefill_decode_and_extend_equal_the_full_forward(tiny_model, changes):
-  model, params = make(tiny_model[2], **changes)
+def test_prefill_decode_and_extend_equal_the_full_forward(make_model, changes):
+  model, params, _ = make_model(**changes)
   rows = np.random.default_rng(2).integers(0, 64, (3, 20))
   full_BTD = hidden(model, params, rows)
   cache = kv_cache.empty(model.config, 3, 24)
@@ -124,8 +117,8 @@ def test_negative_positions_do_not_wrap_around():
 
 
 @pytest.mark.parametrize('scan_layers', [False, True])
-def test_padding_does_not_matter(tiny_model, scan_layers):
-  model, params = make(tiny_model[2], scan_layers=scan_layers)
+def test_padding_does_not_matter(make_model, scan_layers):
+  model, params, _ = make_model(scan_layers=scan_layers)
   tokens_BT, valid_BT = ragged_rows()
   a_BTD = hidden(model, params, tokens_BT, valid_BT)
   garbage_BT = np.where(valid_BT, tokens_BT, 7)
@@ -203,7 +196,9 @@ def test_scan_equals_unrolled_in_value_and_gradient(tiny_model, remat):
     dataclasses.replace(config, scan_layers=True, remat=remat)
   )
   stacked = transformer.stack_params(params)
-  fresh = transformer.init_params(scanned, jax.random.key(0))
+  fresh = jax.eval_shape(
+    functools.partial(transformer.init_params, scanned), jax.random.key(0)
+  )
   assert jax.tree.map(jnp.shape, stacked) == jax.tree.map(jnp.shape, fresh)
   assert_trees_close(transformer.unstack_params(stacked), params, atol=0)
   value, grads = loss_and_grads(model, params)
@@ -344,9 +339,9 @@ def test_token_logprobs_equal_naive_with_gradients(tiny_model, chunk):
   assert_trees_close(grads, naive_grads, atol=2e-5)
 
 
-def test_token_logprobs_never_hold_all_logits(tiny_model):
+def test_token_logprobs_never_hold_all_logits(make_model):
   # 67 is the size of nothing but the vocabulary.
-  model, params = make(tiny_model[2], vocab_size=67)
+  model, params, _ = make_model(vocab_size=67)
   tokens_BT = np.zeros((3, 33), np.int32)
 
   def loss(params):
@@ -378,14 +373,21 @@ def test_num_params_is_the_hand_count(tiny_model):
   assert transformer.num_params(tiny_model[1]) == total
 
 
-def test_initial_scale_is_sensible(tiny_model):
-  model, params = make(tiny_model[2], num_layers=8, d_model=64, d_ff=256)
+def test_initialisation_is_sensible_and_the_same_in_both_layouts(make_model):
+  init = jax.jit(transformer.init_params, static_argnums=0)
+  size = {'num_layers': 8, 'd_model': 64, 'd_ff': 256}
+  model, _, _ = make_model(**size)
+  scanned, _, _ = make_model(scan_layers=True, **size)
+  params = init(model, jax.random.key(0))
+  stacked = init(scanned, jax.random.key(0))
+  assert_trees_close(transformer.stack_params(params), stacked, atol=0)
   tokens_BT, _ = ragged_rows()
-  score = functools.partial(transformer.token_logprobs, model, chunk=8)
-  entropy_BT = jax.jit(score)(params, tokens_BT).entropy
+  score = functools.partial(transformer.token_logprobs, scanned, chunk=8)
+  entropy_BT = jax.jit(score)(stacked, tokens_BT).entropy
   np.testing.assert_allclose(entropy_BT[:, 1:].mean(), np.log(64), atol=0.8)
-  std = params['layers_0']['mlp']['w_down'].std()
-  np.testing.assert_allclose(std, (2 * 8 * 256) ** -0.5, rtol=0.05)
+  std_L = stacked['layers']['mlp']['w_down'].std((1, 2))
+  np.testing.assert_allclose(std_L, (2 * 8 * 256) ** -0.5, rtol=0.05)
+  assert len(np.unique(std_L)) == 8  # layers differ
 
 
 @pytest.mark.parametrize(
@@ -403,8 +405,8 @@ def test_impossible_configs_say_how_to_fix_them(tiny_model, changes, fix):
     dataclasses.replace(tiny_model[2], **changes)
 
 
-def test_rows_longer_than_max_len_are_refused(tiny_model):
-  model, params = make(tiny_model[2], max_len=8)
+def test_rows_longer_than_max_len_are_refused(make_model):
+  model, params, _ = make_model(max_len=8)
   with pytest.raises(ValueError, match='raise max_len'):
     hidden(model, params, np.zeros((3, 9), np.int32))
   with pytest.raises(ValueError, match='raise max_len'):

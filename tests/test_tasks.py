@@ -402,6 +402,7 @@ def test_group_batches_resume_and_number_rows_globally():
     joined = np.concatenate([getattr(half, field) for half in halves])
     assert joined.tolist() == getattr(first, field).tolist()
   assert first.sample_indices.tolist() == list(range(12))
+  assert {half.next_cursor for half in halves} == {first.next_cursor}
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ class Evaluator:
     pairs = [
       (task.id, mine, theirs)
       for task, r in zip(tasks, replays, strict=True)
-      for mine, theirs in zip(r.rehearsed.steps, r.real.steps, strict=True)
+      for mine, theirs in r.same_history()
     ]
     return Honesty(
       tasks=tasks,

@@ -4,6 +4,10 @@ The environment is reset to the task and given exactly the calls of the
 rehearsal, whatever it answers. Each answer pairs with the rehearsed one; the
 rehearsed actions and reply over the real answers make the replay, which splits
 a gap between rehearsed and real success into its causes.
+
+Only the answers up to and including the first that differs answer the same
+call on the same history; `same_history` gives those, and fidelity and error
+recall are about nothing else.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +24,16 @@ class Replay:
 
   rehearsed: types.Episode
   real: types.Episode  # same actions and reply, real observations and state
+
+
+  def same_history(self) -> list[tuple[types.Step, types.Step]]:
+    """(rehearsed, real) steps until the two worlds first disagree."""
+    pairs = []
+    for mine, theirs in zip(self.rehearsed.steps, self.real.steps, strict=True):
+      pairs.append((mine, theirs))
+      if mine.observation_text != theirs.observation_text:
+        break
+    return pairs
 
 
 def replay(

@@ -288,9 +288,7 @@ def accumulate(
 
 def _update(state, loss_fn, rows, tx, config, mesh):
   """One optimizer update, or none where it would not be finite."""
-  value, sums, grads = accumulate(
-    loss_fn, state.params, rows, config
-  )
+  value, sums, grads = accumulate(loss_fn, state.params, rows, config)
   grad_norm = optax.tree.norm(grads)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)

@@ -13,6 +13,7 @@ Not here: sampling, losses, sharded initialisation.
 """
 
 from collections.abc import Mapping
+import dataclasses
 from typing import Any, NamedTuple
 
 from flax import linen as nn
@@ -164,8 +165,23 @@ class Transformer(nn.Module):
 
 
 def init_partitioned(model: Transformer, key: jax.Array) -> Params:
-  """Fresh parameters, each boxed with its logical axis names."""
-  return model.init(key, jnp.zeros((1, 1), jnp.int32))['params']
+  """Fresh parameters, each boxed with its logical axis names.
+
+  Drawn in the stacked layout whatever `scan_layers` says: a key then gives
+  the same network in both, and the program holds one layer's draws instead of
+  every layer's, each about a second of compilation on a CPU.
+  """
+  stacked = Transformer(dataclasses.replace(model.config, scan_layers=True))
+  params = stacked.init(key, jnp.zeros((1, 1), jnp.int32))['params']
+  if model.config.scan_layers:
+    return params
+  axis = {nn.PARTITION_NAME: 'layers'}
+  each = {
+    name: nn.meta.remove_axis(layer, 0, axis)
+    for name, layer in unstack_params(params).items()
+    if name.startswith('layers_')
+  }
+  return {n: p for n, p in params.items() if n != 'layers'} | each
 
 
 def init_params(model: Transformer, key: jax.Array) -> Params:
