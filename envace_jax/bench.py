@@ -1,32 +1,31 @@
 """`envace bench`: how fast this machine runs a config, and how near its limit.
 
   generate     one role writes rows to the end, nothing in between
-  rehearse     the same number of new tokens per row, but as a rehearsal: two
-               roles, forced headers, as many turns as `max_steps` allows
+  rehearse     as many new tokens per row, but as a rehearsal: two roles,
+               forced headers, as many turns as `max_steps` allows
   train_step   one policy step, its recorded-world anchor included
 
-How long an untrained policy writes is chance. So the sampled workloads run a
+How much an untrained policy writes is chance, so the sampled workloads run a
 *scripted* one: the configured network (with an unembedding of its own) whose
 residual branches end in zeros, so that its last hidden state is the embedding
-of the last token, and whose unembedding maps each embedding to a successor.
-Greedy decoding then follows a script, token by token. The zeros are data: XLA
-compiles and runs the full network.
+of the last token, and whose unembedding maps that to the token's successor.
+The zeros are data: XLA compiles and runs the full network.
 
 `fraction_of_limit` is the time the work must take over the time it took,
 
   must take = sum over phases of max(FLOPs / matmul peak, bytes / bandwidth)
 
-with both limits measured here, in the same run. Only useful work counts: no
-padding, no recomputation. Per token, with W weights in matrices and n keys:
+with both limits measured in the same run. Only useful work counts: neither
+padding nor recomputation. With W weights in matrices and n keys per token:
 
-  forward        2 W + 4 n * query heads * head_dim * layers  FLOPs
+  forward        2 W + 4 n * query heads * head_dim * layers  FLOPs a token
   train          3 x forward, + 1 x for a KL reference; bytes not counted
   decode step    W + 2 n * kv heads * head_dim * layers * rows  numbers read
 
 Weights that stay in the processor's own cache can beat the bandwidth limit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import dataclasses
 import json
 import os
@@ -34,7 +33,7 @@ import pathlib
 import resource
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +49,6 @@ from envace_jax import progress
 from envace_jax import types
 from envace_jax.learning import batch as batches
 from envace_jax.learning import step as learning
-from envace_jax.model import config as model_config
 from envace_jax.model import sharding
 from envace_jax.model import transformer
 from envace_jax.rollout import on_device
@@ -60,39 +58,24 @@ from envace_jax.sampling import keys
 from envace_jax.sampling import samplers
 
 REPEATS = 5
-OVERHEAD_PROMISE = 1.25
-# The vocabulary of the script; text follows from FIRST_FREE on.
-FILLER, ACT_HEADER, REHEARSE_HEADER, CALL, END, *CYCLE = range(8)
-FIRST_FREE = 8
+# The script's vocabulary; texts are written in the ids that follow.
+FILLER, ACT_HEADER, REHEARSE_HEADER, CALL, END, PING, PONG = range(7)
+HEADER_R = np.asarray([ACT_HEADER, REHEARSE_HEADER], np.int32)
+TEXT = 7
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Script:
-  """What the scripted policy reads and writes; all rows are alike."""
-
-  prompt: np.ndarray  # ends in the ACT header
-  tokens: np.ndarray  # that follow it in a rehearsal
-  authors: np.ndarray  # of those
-  plain_prompt: np.ndarray  # ends in a cycle without a stop token
-  plain_tokens: np.ndarray
-  successor: dict[int, int]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(NamedTuple):
   """What the machine can do at best."""
 
   flops_per_s: float
   bytes_per_s: float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Workload:
-  name: str
-  call: Callable[[], Any]  # returns what to wait for
-  tokens: int  # sampled, or trained on, by one call
-  flops: np.ndarray  # [phases] that one call must spend
-  bytes: np.ndarray  # [phases] that one call must move
+class Workload(NamedTuple):
+  call: Callable[[], Any]  # returns arrays to wait for
+  tokens: int  # sampled, or read by the train step, per call
+  flops: np.ndarray  # [phases] that a call must spend
+  bytes: np.ndarray  # [phases] that a call must move
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,21 +84,20 @@ class Record:
   tokens_per_s: float  # sampled, or read by the train step
   fraction_of_limit: float
   seconds: float  # median of REPEATS calls
-  compiles: int  # programs, from the first call to the last
-  compile_seconds: float
-  peak_bytes: int  # device memory, else the process's, so far
+  compiles: int  # programs, over all calls
+  peak_bytes: int  # of the device, else of this process, up to here
   params: int
-  load: float  # machine load, one-minute mean, when done
+  load: float  # one-minute mean of the machine
   tokens: int  # per call
-  ratio_to_generate: float | None  # seconds per new token; None: not sampled
+  ratio_to_generate: float | None  # seconds per new token; None: samples none
 
 
 def run(config: ml_collections.ConfigDict, json_path: str | None) -> int:
   """Measures, prints a table, writes the records; returns the exit code."""
   build.validate(config)
-  target = None if json_path is None else pathlib.Path(json_path)
-  if target and not target.absolute().parent.is_dir():
-    raise errors.UserError(f'--json {target}: no such directory; create it')
+  target = None if json_path is None else pathlib.Path(json_path).absolute()
+  if target and not target.parent.is_dir():
+    raise errors.UserError(f'--json: {target.parent} is no directory; make it')
   try:
     records, limits = measure(config)
   except ValueError as error:
@@ -123,96 +105,76 @@ def run(config: ml_collections.ConfigDict, json_path: str | None) -> int:
   if target:
     rows = [dataclasses.asdict(record) for record in records]
     target.write_text(json.dumps(rows, indent=2) + '\n')
-  _print(config, records, limits)
+  _print(records, limits)
   return 0
 
 
 def measure(
   config: ml_collections.ConfigDict,
 ) -> tuple[list[Record], Limits]:
-  """Every workload's record, and the limits they are compared with."""
+  """A record per workload, and the limits they are compared with."""
   mesh = sharding.make_mesh(**config.mesh.to_dict())
-  network = build.model(config, config.data.vocab_size)
-  shapes = jax.eval_shape(
-    lambda: transformer.init_params(network, jax.random.key(0))
-  )
+  model = build.model(config, config.data.vocab_size)
   compiles = process.CompileCounter()
-  calls = 3 * (1 + REPEATS) + 2
-  with progress.bar('bench', calls, unit='run') as bar:
-    # Two in turn, so that a change of load hits both sides of their ratio;
-    # memory measured first, as it only ever grows.
-    measured = _time(sampling_workloads(config, mesh), compiles, bar)
-    measured += _time([train_workload(config, network, mesh)], compiles, bar)
-    limits = measure_limits(network.config.compute_dtype, mesh, bar)
-  plain_seconds = measured[0][1]['seconds']
-  records = []
-  for work, timing in measured:
-    least = np.maximum(
-      work.flops / limits.flops_per_s, work.bytes / limits.bytes_per_s
-    ).sum()
-    ratio = None
-    if work.name != 'train_step':  # as many new tokens in both
-      ratio = timing['seconds'] / plain_seconds
-    records.append(
-      Record(
-        workload=work.name,
-        tokens_per_s=work.tokens / timing['seconds'],
-        fraction_of_limit=float(least / timing['seconds']),
-        params=transformer.num_params(shapes),
-        tokens=work.tokens,
-        ratio_to_generate=ratio,
-        **timing,
-      )
+  with progress.bar('bench', 3 * (1 + REPEATS) + 2, unit='run') as bar:
+    work = sampled_workloads(config, model, mesh)
+    timed = _time(work, compiles, bar)
+    work['train_step'] = train_workload(config, model, mesh)
+    timed |= _time({'train_step': work['train_step']}, compiles, bar)
+    limits = measure_limits(mesh, model.config.compute_dtype, bar)
+  params = transformer.num_params(_shapes(model))
+  plain = timed['generate']['seconds']
+  return [
+    Record(
+      workload=name,
+      tokens=w.tokens,
+      tokens_per_s=w.tokens / seconds['seconds'],
+      fraction_of_limit=must_take(w, limits) / seconds['seconds'],
+      params=params,
+      ratio_to_generate=(
+        None if name == 'train_step' else seconds['seconds'] / plain
+      ),
+      **seconds,
     )
-  return records, limits
+    for (name, w), seconds in zip(work.items(), timed.values(), strict=True)
+  ], limits
 
 
-def make_script(config: ml_collections.ConfigDict) -> Script:
-  """As many turns as `max_steps` allows, spread over the whole row."""
-  c, vocab = config.rollout, config.data.vocab_size
-  if min(c.max_steps, c.max_observation_tokens) < 1 or c.max_action_tokens < 2:
+def make_script(c: ml_collections.ConfigDict, vocab_size: int):
+  """As many turns as `max_steps` allows, spread over the whole row.
+
+  Args:
+    c: `config.rollout`.
+    vocab_size: ids available.
+
+  Returns:
+    tokens and authors that follow a prompt, and the successor of each token.
+  """
+  if min(c.max_steps, c.max_observation_tokens, c.max_action_tokens - 1) < 1:
     raise ValueError(
-      'nothing to rehearse: set rollout.max_steps and '
-      'rollout.max_observation_tokens to 1 or more, max_action_tokens to 2'
+      'no room for a turn: rollout.max_steps and max_observation_tokens must '
+      'be at least 1, max_action_tokens at least 2'
     )
-  if vocab <= FIRST_FREE:
-    raise ValueError(f'data.vocab_size={vocab} must exceed {FIRST_FREE}')
-  prompt_length = max(1, c.prompt_tokens // 2)
-  room = c.max_row_tokens - prompt_length
-  turn = room // c.max_steps - 2  # without the two headers
-  share = c.max_action_tokens / (c.max_action_tokens + c.max_observation_tokens)
-  longest = min(c.max_action_tokens, (vocab - FIRST_FREE) // 2 + 2)
-  acts = int(np.clip(round(turn * share), 2, longest))
-  longest = min(c.max_observation_tokens, (vocab - FIRST_FREE) // 2 + 1)
-  answers = int(np.clip(turn - acts, 1, longest))
-
-  text = [*range(FIRST_FREE, FIRST_FREE + acts + answers - 3)]
+  room = c.max_row_tokens - _prompt_length(c)
+  turn = room // c.max_steps - 2  # without its two headers
+  longest = np.asarray([c.max_action_tokens, c.max_observation_tokens])
+  longest = np.minimum(longest, (vocab_size - TEXT) // 2 + 1)
+  share = np.round(turn * longest / longest.sum()).astype(int)
+  acts, answers = np.maximum(np.minimum(share, longest), (2, 1))
+  text = list(range(TEXT, TEXT + acts + answers - 3))
   action = [CALL, *text[: acts - 2], END]
   answer = [*text[acts - 2 :], END]
-  chain = [
-    *zip([ACT_HEADER, *action], action, strict=False),
-    *zip([REHEARSE_HEADER, *answer], answer, strict=False),
-    *zip(CYCLE, [*CYCLE[1:], CYCLE[0]], strict=True),
+  one_turn = [
+    *((t, types.Author.ACT) for t in action),
+    (REHEARSE_HEADER, types.Author.FORCED),
+    *((t, types.Author.REHEARSE) for t in answer),
+    (ACT_HEADER, types.Author.FORCED),
   ]
-  author = types.Author
-  parts = (
-    (action, author.ACT),
-    ([REHEARSE_HEADER], author.FORCED),
-    (answer, author.REHEARSE),
-    ([ACT_HEADER], author.FORCED),
-  )
-  episode = [(t, by) for part, by in parts for t in part] * c.max_steps
-  episode += [(t, author.ACT) for t in action]  # one call too many ends it
-  tokens, authors = np.asarray(episode[:room]).T
-  filler = [FILLER] * (prompt_length - 1)
-  return Script(
-    prompt=np.asarray([*filler, ACT_HEADER]),
-    tokens=tokens,
-    authors=authors,
-    plain_prompt=np.asarray([*filler, CYCLE[0]]),
-    plain_tokens=np.resize([*CYCLE[1:], CYCLE[0]], len(tokens)),
-    successor=dict(chain),
-  )
+  # One call more than is answered ends the episode, if the row does not.
+  episode = (one_turn * c.max_steps + one_turn[:acts])[:room]
+  successor = dict(zip([ACT_HEADER, *action], action, strict=False))
+  successor |= dict(zip([REHEARSE_HEADER, *answer], answer, strict=False))
+  return *np.asarray(episode).T, successor | {PING: PONG, PONG: PING}
 
 
 def scripted_params(
@@ -222,9 +184,9 @@ def scripted_params(
   c, draws = model.config, np.random.default_rng(0)
   embedding_VD = draws.normal(size=(c.vocab_size, c.d_model))
   # Orthogonal where the width allows it; random directions nearly are.
-  scripted = sorted({*successor, *successor.values()})
-  if len(scripted) <= c.d_model:
-    embedding_VD[scripted] = np.linalg.qr(embedding_VD[scripted].T)[0].T
+  known = sorted({*successor, *successor.values()})
+  if len(known) <= c.d_model:
+    embedding_VD[known] = np.linalg.qr(embedding_VD[known].T)[0].T
   embedding_VD /= np.linalg.norm(embedding_VD, axis=1, keepdims=True)
   unembedding_DV = np.zeros((c.d_model, c.vocab_size))
   for token, following in successor.items():
@@ -237,162 +199,291 @@ def scripted_params(
       return tables[name].astype(leaf.dtype)
     if name == 'scale':
       return np.ones(leaf.shape, leaf.dtype)
-    if name in ('wo', 'w_down'):  # how the residual branches end
+    if name in ('wo', 'w_down'):  # the ends of the residual branches
       return np.zeros(leaf.shape, leaf.dtype)
-    weights = draws.standard_normal(leaf.shape, np.float32)
-    return (weights * c.d_model**-0.5).astype(leaf.dtype)
+    return draws.standard_normal(leaf.shape, leaf.dtype) * c.d_model**-0.5
 
-  shapes = jax.eval_shape(
-    lambda: transformer.init_params(model, jax.random.key(0))
+  return jax.tree.map_with_path(fill, _shapes(model))
+
+
+def sampled_workloads(config, model, mesh) -> dict[str, Workload]:
+  """`generate` and `rehearse`, which check that the script is followed."""
+  c, rl, vocab_size = config.rollout, config.rl, model.config.vocab_size
+  tokens, authors, successor = make_script(c, vocab_size)
+  model = model.clone(
+    config=dataclasses.replace(model.config, tie_embeddings=False)
   )
-  return jax.tree.map_with_path(fill, shapes)
-
-
-def sampling_workloads(config: ml_collections.ConfigDict, mesh):
-  """`generate` and `rehearse`, checked against the script as they run."""
-  script = make_script(config)
-  base = build.model(config, config.data.vocab_size).config
-  network = transformer.Transformer(
-    dataclasses.replace(base, tie_embeddings=False)
-  )
-  decoder = _greedy_decoder(config, network)
-  abstract = learning.abstract_state(network, build.optimizer(config.rl), mesh)
+  state = learning.abstract_state(model, build.optimizer(rl), mesh)
   params = jax.device_put(
-    scripted_params(network, script.successor),
-    jax.tree.map(lambda x: x.sharding, abstract.params),
+    scripted_params(model, successor),
+    jax.tree.map(lambda x: x.sharding, state.params),
   )
-  groups, size = config.rl.tasks_per_step, config.rl.group_size
-  row_keys = keys.rows(
-    keys.stream(config.seed, 'bench', 0), range(groups * size)
-  )
+  decoder = _greedy_decoder(config, model)
+  rows, before = rl.tasks_per_step * rl.group_size, _prompt_length(c)
+  row_keys = keys.rows(keys.stream(config.seed, 'bench', 0), range(rows))
   settings = decoder.settings()
 
-  def opened(prompt):
-    row = (prompt, np.full(len(prompt), types.Author.PROMPT))
-    prompts = generator.pad_prompts(decoder, [row] * groups)
-    return network, params, *prompts, row_keys
+  def opening(last):
+    ids = np.asarray([FILLER] * (before - 1) + [last], np.int32)
+    prompts = [(ids, np.zeros_like(ids))] * rl.tasks_per_step
+    return params, *generator.pad_prompts(decoder, prompts), row_keys
 
   def generate():
     state = generate_plain(
-      opened(script.plain_prompt), decoder, settings, size, len(script.tokens)
+      decoder, *opening(PING), settings, rl.group_size, len(tokens)
     )
-    return _follows(state, script.plain_prompt, script.plain_tokens)
+    return _follows(state, before, np.resize([PONG, PING], len(tokens)))
 
   def rehearse():
+    steps, call_id = np.int32(c.max_steps), np.int32(CALL)
     state = on_device.run(
-      *opened(script.prompt),
-      settings,
-      np.asarray([ACT_HEADER, REHEARSE_HEADER], np.int32),
-      np.int32(CALL),
-      np.int32(decoder.limits.max_steps),
-      group_size=size,
-      ladder=decoder.ladder,
+      model, *opening(ACT_HEADER), settings, HEADER_R, call_id, steps,
+      group_size=rl.group_size, ladder=decoder.ladder,
       filtered=decoder.filtered,
-    )
-    return _follows(state.decode, script.prompt, script.tokens)
+    )  # fmt: skip
+    return _follows(state.decode, before, tokens)
 
-  sampled = int(np.sum(script.authors != types.Author.FORCED))
-  flops, moved = decode_cost(
-    base, groups, groups * size, len(script.prompt), len(script.tokens)
-  )
-  return [
-    Workload(
-      name=name, call=call, tokens=tokens * groups * size, flops=flops,
-      bytes=moved,
-    )
-    for name, call, tokens in (
-      ('generate', generate, len(script.tokens)),
-      ('rehearse', rehearse, sampled),
-    )
-  ]  # fmt: skip
+  sampled = int(np.sum(authors != types.Author.FORCED))
+  cost = decode_cost(model.config, rl.tasks_per_step, rows, before, len(tokens))
+  return {
+    'generate': Workload(generate, rows * len(tokens), *cost),
+    'rehearse': Workload(rehearse, rows * sampled, *cost),
+  }
 
 
 def generate_plain(
-  opened, decoder: generator.Decoder, settings, group_size: int, new: int
+  decoder, params, ids_PW, authors_PW, count_P, row_keys, settings, group, new
 ) -> decode.DecodeState:
-  """One generation of `new` tokens per row, on the same rungs as a rehearsal."""
-  model, params, ids_PW, _, count_P, row_keys = opened
+  """`new` tokens per row by one role, on the cache lengths of a rehearsal."""
   rungs = [rung for rung in decoder.ladder if rung > ids_PW.shape[1]]
   state = decode.prefill(
-    *opened,
-    group_size=group_size,
-    capacity=rungs[-1],
-    cache_length=rungs[0],
-  )
-  length = int(count_P[0])
+    decoder.model, params, ids_PW, authors_PW, count_P, row_keys,
+    group_size=group, capacity=rungs[-1], cache_length=rungs[0],
+  )  # fmt: skip
+  live_B, length = np.ones(len(row_keys), bool), int(count_P[0])
   end = length + new
   for rung in rungs:
     if length == end:
       break
-    if rung != rungs[0]:
+    if rung > rungs[0]:
       state = decode.grow(state, rung)
-    # A full cache still yields one token more, which waits for the next rung.
-    reached = min(rung + 1, end)
-    budget_R = np.full((2,), reached - length, np.int32)
+    # A full cache yields one token more, which is stored on the next rung.
+    until = min(rung + 1, end)
+    budget = settings.replace(max_new=np.full(2, until - length, np.int32))
     state, _ = decode.generate(
-      model,
-      params,
-      state,
-      np.ones(len(row_keys), bool),
-      np.int32(types.Role.ACT),
-      settings.replace(max_new=budget_R),
+      decoder.model, params, state, live_B, np.int32(types.Role.ACT), budget,
       filtered=decoder.filtered,
-    )
-    length = reached
+    )  # fmt: skip
+    length = until
   return state
 
 
-def train_workload(
-  config: ml_collections.ConfigDict, network: transformer.Transformer, mesh
-) -> Workload:
-  """One policy step on rows of a third of the longest to the longest."""
-  script, rl, loss = make_script(config), config.rl, build.policy_loss(config)
-  tx = build.optimizer(rl)
-  tokens = np.concatenate([script.prompt, script.tokens])
-  authors = np.full(len(tokens), types.Author.PROMPT)
-  authors[len(script.prompt) :] = script.authors
-  recorded = np.where(
-    authors == types.Author.REHEARSE, types.Author.WORLD, authors
-  )
-  first = max(len(tokens) // 3, len(script.prompt) + 1)
+def train_workload(config, model, mesh) -> Workload:
+  """A policy step on rows from a third of the greatest length to the whole."""
+  rl, loss = config.rl, build.policy_loss(config)
+  tokens, authors, _ = make_script(config.rollout, model.config.vocab_size)
 
-  def pack(rows, authors):
-    lengths = np.linspace(first, len(tokens), rows).astype(int)
-    return batches.pack_rows(
-      [(tokens[:n], authors[:n]) for n in lengths],
+  def pack(rows, answered_by):
+    by = np.where(authors == types.Author.REHEARSE, answered_by, authors)
+    before = np.zeros(_prompt_length(config.rollout), int)
+    ids, by = np.append(before + FILLER, tokens), np.append(before, by)
+    shortest = max(len(ids) // 3, len(before) + 1)
+    lengths = np.linspace(shortest, len(ids), rows).astype(int)
+    batch = batches.pack_rows(
+      [(ids[:n], by[:n]) for n in lengths],
       length_buckets=(config.rollout.max_row_tokens,),
       batch_size=rows,
       microbatches=rl.microbatches,
     )
+    return batch.replace(advantages=np.ones_like(batch.advantages)), lengths
 
-  batch = pack(rl.tasks_per_step * rl.group_size, authors)
-  batch = batch.replace(advantages=np.ones_like(batch.advantages))
-  anchor = pack(rl.anchor_batch_size, recorded) if loss.uses_anchor else None
-  flops = (3 + loss.uses_reference) * forward_flops(
-    network.config, batch.lengths
-  )
-  total = int(batch.lengths.sum())
-  if anchor is not None:
-    flops += 3 * forward_flops(network.config, anchor.lengths)
-    total += int(anchor.lengths.sum())
-
-  key = keys.stream(config.seed, 'init', 0)
-  state = learning.init_state(network, tx, key, mesh)
-  step_fn = learning.make_policy_step(network, tx, loss, mesh)
-  ref = jax.tree.map(jnp.copy, state.params) if loss.uses_reference else None
-  batch = sharding.place_batch(batch, mesh)
-  if anchor is not None:
+  rows = rl.tasks_per_step * rl.group_size
+  batch, lengths_B = pack(rows, types.Author.REHEARSE)
+  passes_B = np.full(rows, 3 + loss.uses_reference)
+  batch, anchor = sharding.place_batch(batch, mesh), None
+  if loss.uses_anchor:
+    anchor, more_B = pack(rl.anchor_batch_size, types.Author.WORLD)
     anchor = sharding.place_batch(anchor, mesh)
+    lengths_B = np.append(lengths_B, more_B)
+    passes_B = np.append(passes_B, np.full(len(more_B), 3))
+  tx, key = build.optimizer(rl), keys.stream(config.seed, 'init', 0)
+  state = learning.init_state(model, tx, key, mesh)
+  step = learning.make_policy_step(model, tx, loss, mesh)
+  ref = jax.tree.map(jnp.copy, state.params) if loss.uses_reference else None
 
   def call():
     nonlocal state
-    state, metrics = step_fn(state, batch, ref, anchor)
+    state, metrics = step(state, batch, ref, anchor)
     return state, metrics
 
-  return Workload(
-    name='train_step',
-    call=call,
-    tokens=total,
-    flops=np.asarray([flops]),
-    bytes=np.zeros(1),
+  flops_B = row_flops(model.config, lengths_B) * passes_B
+  return Workload(call, int(lengths_B.sum()), flops_B, np.zeros(len(flops_B)))
+
+
+def row_flops(c, length, *, scored: bool = True):
+  """Of one forward pass over rows of these lengths, logits included."""
+  pairs = length * (length + 1) / 2
+  weights = _weights(c) + scored * c.d_model * c.vocab_size
+  return 2 * weights * length + 4 * _heads(c, c.num_heads) * pairs
+
+
+def decode_cost(c, prompts, rows, before, new) -> tuple[np.ndarray, np.ndarray]:
+  """FLOPs and bytes of the prefill, then of each of `new` decode steps."""
+  keys_T = before + np.arange(new)  # the pending token sees itself
+  weights = _weights(c) + c.d_model * c.vocab_size
+  flops_T = rows * (2 * weights + 4 * _heads(c, c.num_heads) * keys_T)
+  read_T = weights + 2 * rows * _heads(c, c.num_kv_heads) * keys_T
+  prefill = prompts * row_flops(c, before, scored=False)
+  width = jnp.dtype(c.compute_dtype).itemsize
+  numbers = np.append(_weights(c), read_T)
+  return np.append(prefill, flops_T), numbers * width
+
+
+def must_take(work: Workload, limits: Limits) -> float:
+  """Seconds that a call needs at the machine's limits."""
+  spent = work.flops / limits.flops_per_s, work.bytes / limits.bytes_per_s
+  return float(np.maximum(*spent).sum())
+
+
+def measure_limits(mesh, dtype, bar: progress.Bar) -> Limits:
+  """Best matrix product of growing sizes, best update in place of 256 MiB."""
+  product, flops, size = jax.jit(jnp.matmul), 0.0, 512
+  while size <= 16384:
+    x = jnp.ones((size, size), dtype)
+    seconds = _best_seconds(lambda x=x: product(x, x))
+    flops = max(flops, 2 * size**3 / seconds)
+    if seconds > 0.1:
+      break
+    size *= 2
+  bar.advance()
+  increment, x = jax.jit(lambda x: x + 1, donate_argnums=0), jnp.ones(2**26)
+
+  def update():
+    nonlocal x
+    x = increment(x)
+    return x
+
+  moved = 2 * x.nbytes / _best_seconds(update)
+  bar.advance()
+  # Several CPU devices are one processor under several names.
+  devices = 1 if mesh.devices.flat[0].platform == 'cpu' else mesh.size
+  return Limits(devices * flops, devices * moved)
+
+
+def _time(works, compiles: process.CompileCounter, bar) -> dict[str, dict]:
+  """Runs workloads in turn, so that a change of load meets all of them."""
+  found, seconds = {}, {name: [] for name in works}
+  for name, work in works.items():
+    before = compiles.count
+    jax.block_until_ready(work.call())
+    found[name] = {
+      'compiles': compiles.count - before,
+      'peak_bytes': _peak_bytes(),
+    }
+    bar.advance()
+  for _ in range(REPEATS):
+    for name, work in works.items():
+      before, start = compiles.count, time.perf_counter()
+      jax.block_until_ready(work.call())
+      seconds[name].append(time.perf_counter() - start)
+      found[name]['compiles'] += compiles.count - before
+      bar.advance()
+  for name, spent in seconds.items():
+    found[name] |= {
+      'seconds': float(np.median(spent)),
+      'load': os.getloadavg()[0],
+    }
+  return found
+
+
+def _best_seconds(call: Callable[[], jax.Array]) -> float:
+  jax.block_until_ready(call())
+  best, stop = float('inf'), time.perf_counter() + 0.4
+  while time.perf_counter() < stop:
+    start = time.perf_counter()
+    jax.block_until_ready(call())
+    best = min(best, time.perf_counter() - start)
+  return best
+
+
+def _greedy_decoder(config, model) -> generator.Decoder:
+  c = config.rollout
+  role = lambda s: samplers.SamplerConfig(**s.to_dict() | {'temperature': 0.0})
+  return generator.Decoder(
+    model=model,
+    limits=types.Limits(
+      max_steps=c.max_steps,
+      max_action_tokens=c.max_action_tokens,
+      max_observation_tokens=c.max_observation_tokens,
+      max_row_tokens=c.max_row_tokens,
+    ),
+    act=role(c.act),
+    rehearse=role(c.rehearse),
+    act_stop_ids=(END,),
+    rehearse_stop_ids=(END,),
+    prompt_tokens=c.prompt_tokens,
+    widths=tuple(c.widths),
+    ladder=tuple(c.ladder),
+  )
+
+
+def _follows(state: decode.DecodeState, before: int, tokens: np.ndarray):
+  """The state, once every row is seen to end in `tokens`."""
+  rows, length = jax.device_get((state.tokens, state.length))
+  end = before + len(tokens)
+  if (length != end).any() or (rows[:, before:end] != tokens).any():
+    raise RuntimeError('the scripted policy left its script; nothing measured')
+  return state
+
+
+def _print(records: list[Record], limits: Limits) -> None:
+  console = rich.console.Console()
+  console.print(
+    f'{records[0].params:,} parameters on {jax.devices()[0].device_kind}; '
+    f'limits {limits.flops_per_s / 1e9:,.1f} GFLOP/s and '
+    f'{limits.bytes_per_s / 1e9:,.1f} GB/s'
+  )
+  table = rich.table.Table()
+  for name in ('workload', 'tokens/s', 'of limit', 'seconds', 'compiles',
+               'peak MiB', 'load'):  # fmt: skip
+    table.add_column(name, justify='left' if name == 'workload' else 'right')
+  for r in records:
+    table.add_row(
+      r.workload, f'{r.tokens_per_s:,.0f}', f'{r.fraction_of_limit:.0%}',
+      f'{r.seconds:.3f}', str(r.compiles), f'{r.peak_bytes / 2**20:,.0f}',
+      f'{r.load:.1f}',
+    )  # fmt: skip
+  console.print(table)
+  overhead = next(r for r in records if r.workload == 'rehearse')
+  console.print(
+    f'multi-turn overhead {overhead.ratio_to_generate:.2f} x generate, per new '
+    'token (promised: at most 1.25)'
+  )
+
+
+def _peak_bytes() -> int:
+  stats = jax.local_devices()[0].memory_stats()
+  if stats and 'peak_bytes_in_use' in stats:
+    return stats['peak_bytes_in_use']
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return peak if sys.platform == 'darwin' else peak * 1024
+
+
+def _prompt_length(c: ml_collections.ConfigDict) -> int:
+  return max(1, c.prompt_tokens // 2)
+
+
+def _weights(c) -> int:
+  """In the matrices of all layers, without embeddings."""
+  heads = 2 * _heads(c, c.num_heads) + 2 * _heads(c, c.num_kv_heads)
+  return c.d_model * (heads + 3 * c.d_ff * c.num_layers)
+
+
+def _heads(c, heads: int) -> int:
+  return heads * c.head_dim * c.num_layers
+
+
+def _shapes(model: transformer.Transformer):
+  return jax.eval_shape(
+    lambda: transformer.init_params(model, jax.random.key(0))
   )

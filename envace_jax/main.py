@@ -9,7 +9,9 @@
 What is wrong with a command is said in one sentence, with exit code 2.
 """
 
+import logging as python_logging
 import os
+import pathlib
 import sys
 
 from absl import flags
@@ -18,6 +20,7 @@ from ml_collections import config_flags
 
 from envace_jax import errors
 
+_PACKAGE = str(pathlib.Path(__file__).parent)
 COMMANDS = ('train', 'evaluate', 'rehearse', 'bench', 'check')
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -124,7 +127,7 @@ def _workdir() -> str:
 
 def _is_ours(record) -> bool:
   """Libraries that log through absl are heard from WARNING on."""
-  return record.levelno >= logging.WARNING or 'envace_jax' in record.pathname
+  return record.levelno >= python_logging.WARNING or _PACKAGE in record.pathname
 
 
 def _keep_memory() -> None:

@@ -81,7 +81,7 @@ class Checkpointer:
     if step == self._saved:
       return
     self.wait()
-    pass
+    self._set_aside_unreadable()
     present = self._manager.all_steps()
     if present and step <= max(present):
       raise CheckpointError(

@@ -72,9 +72,7 @@ def policy_gradient(
   # A select, not jnp.minimum: at a tie minimum halves the gradient between
   # its arguments, and on-policy every token is a tie.
   is_clipped_BT = bounded_BT * adv_BT < ratio_BT * adv_BT
-  objective_BT = adv_BT * jnp.where(
-    is_clipped_BT, jax.lax.stop_gradient(bounded_BT), ratio_BT
-  )
+  objective_BT = adv_BT * jnp.where(is_clipped_BT, bounded_BT, ratio_BT)
   metrics = {
     'clip_fraction': masked_sum(is_clipped_BT, mask_BT),
     'ratio': masked_sum(ratio_BT, mask_BT),

@@ -293,7 +293,7 @@ def _update(state, loss_fn, rows, tx, config, mesh):
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   is_finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
-  keep = lambda new, old: jnp.where(is_finite, new, old)
+  keep = lambda new, old: new
   state = TrainState(
     step=state.step + 1,
     params=jax.tree.map(keep, params, state.params),

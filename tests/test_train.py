@@ -1,0 +1,172 @@
+"""Whole runs in their own processes: what is left behind, and what a kill
+changes, which is nothing."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from envace_jax import commands
+from envace_jax.report import summary as summaries
+
+ROOT = pathlib.Path(__file__).parent.parent
+TINY = [
+  '--config=experiments/quickstart.py:smoke',
+  '--config.data.num_train=48',
+  '--config.data.num_dev=6',
+  '--config.data.num_test=6',
+  '--config.data.num_demonstrations=150',
+  '--config.model.d_model=32',
+  '--config.model.head_dim=8',
+  '--config.model.d_ff=64',
+  '--config.model.num_layers=2',
+  '--config.warm_start.steps=12',
+  '--config.rl.steps=6',
+  '--config.checkpoint.every=3',
+  '--config.evaluation.every=3',
+  '--config.evaluation.batch_tasks=6',
+]
+# Steps after which the process is shot: in the warm start, and in RL.
+KILLS = (8, 16)
+
+
+@pytest.fixture(scope='module')
+def environment(tmp_path_factory):
+  """One compile cache for all runs of this module."""
+  cache = tmp_path_factory.mktemp('compile_cache')
+  return os.environ | {
+    'JAX_COMPILATION_CACHE_DIR': str(cache),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    'JAX_PLATFORMS': 'cpu',
+  }
+
+
+def start(workdir, environment, *overrides):
+  return subprocess.Popen(
+    [sys.executable, '-m', 'envace_jax.main', 'train', *TINY, *overrides,
+     f'--workdir={workdir}'],
+    cwd=ROOT, env=environment, text=True,
+    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+  )  # fmt: skip
+
+
+def finish(process):
+  output, _ = process.communicate(timeout=400)
+  assert process.returncode == 0, output[-3000:]
+  return output
+
+
+def lines(workdir):
+  path = workdir / 'metrics.jsonl'
+  return path.read_bytes().splitlines() if path.exists() else []
+
+
+def wait_for_step(process, workdir, step):
+  deadline = time.monotonic() + 300
+  while len(lines(workdir)) < step:
+    assert process.poll() is None, process.communicate()[0][-3000:]
+    assert time.monotonic() < deadline, 'the run does not get on'
+    time.sleep(0.02)
+
+
+@pytest.fixture(scope='module')
+def unbroken(tmp_path_factory, environment):
+  workdir = tmp_path_factory.mktemp('runs') / 'unbroken'
+  finish(start(workdir, environment))
+  return workdir
+
+
+def assert_equal_runs(left, right):
+  assert lines(left) == lines(right)
+  for name in ('warm_start', 'after'):
+    file = pathlib.Path('evaluations') / f'{name}.json'
+    assert (left / file).read_bytes() == (right / file).read_bytes()
+  params = [commands.load(str(run)).params for run in (left, right)]
+  flat = [dict(_leaves(tree)) for tree in params]
+  assert flat[0].keys() == flat[1].keys()
+  for key, value in flat[0].items():
+    np.testing.assert_array_equal(value, flat[1][key], err_msg=key)
+
+
+def _leaves(tree, prefix=''):
+  for key, value in tree.items():
+    if isinstance(value, dict):
+      yield from _leaves(value, f'{prefix}/{key}')
+    else:
+      yield f'{prefix}/{key}', np.asarray(value)
+
+
+def test_a_run_leaves_what_it_promises(unbroken):
+  summary = json.loads((unbroken / 'summary.json').read_text())
+  summaries.validate(summary)
+  assert summary['compiles']['after'] == 0, 'something compiled after warm-up'
+  assert summary['compiles']['warm_up'] > 0
+  assert len(lines(unbroken)) == 12 + 6
+  report = (unbroken / 'report.html').read_text()
+  assert '<svg' in report and 'http://' not in report.replace(
+    'http://www.w3.org', ''
+  )
+  transcripts = (unbroken / 'transcripts.jsonl').read_text().splitlines()
+  assert len(transcripts) == 6
+  steps = [json.loads(line)['step'] for line in lines(unbroken)]
+  assert steps == list(range(1, 19))
+  evaluated = [
+    json.loads(line)['step'] for line in lines(unbroken) if b'eval/' in line
+  ]
+  assert evaluated == [12, 15, 18]
+  assert list((unbroken / 'tensorboard').glob('events*'))
+
+
+def test_a_killed_run_equals_an_unbroken_one(
+  unbroken, environment, tmp_path
+):
+  workdir = tmp_path / 'killed'
+  for step in KILLS:
+    process = start(workdir, environment)
+    wait_for_step(process, workdir, step)
+    process.kill()
+    process.communicate()
+  finish(start(workdir, environment))
+  assert_equal_runs(unbroken, workdir)
+
+
+def test_sigterm_saves_and_exits_cleanly(unbroken, environment, tmp_path):
+  workdir = tmp_path / 'stopped'
+  process = start(workdir, environment)
+  wait_for_step(process, workdir, 13)
+  process.send_signal(signal.SIGTERM)
+  output = finish(process)
+  assert 'stopped after rl step' in output
+  assert not (workdir / 'summary.json').exists()
+  finish(start(workdir, environment))
+  assert_equal_runs(unbroken, workdir)
+
+
+@pytest.mark.parametrize('world', ['real', 'simulator', 'null', 'rehearsal'])
+def test_every_world_trains_from_the_same_warm_start(
+  world, unbroken, environment, tmp_path
+):
+  workdir = tmp_path / world
+  finish(
+    start(
+      workdir,
+      environment,
+      f'--config.rollout.world={world}',
+      '--config.rollout.mode=host',
+      '--config.rl.steps=2',
+    )
+  )
+  mine, theirs = lines(workdir), lines(unbroken)
+  assert mine[:12] == theirs[:12]
+  if world == 'rehearsal':  # the host's tokens are the device's
+    one, other = json.loads(mine[12]), json.loads(theirs[12])
+    assert one['rl/reward'] == other['rl/reward']
+    assert one['rl/act_tokens'] == other['rl/act_tokens']
+  else:
+    assert json.loads(mine[12])['rl/rehearse_tokens'] == 0
