@@ -46,17 +46,16 @@ class Setup:
     self.config = config
     self.data = datasets.prepare(config, path)
     self.rows = datasets.rows(self.data, config.rollout.max_row_tokens)
-    try:
-      self.private = private_settings(config)
-      for phase in (config.warm_start, config.rl):
-        optimizer(phase)  # refused now, not after the warm start
-      if config.rl.objective == 'policy_gradient':
-        policy_loss(config)
-      self.mesh = sharding.make_mesh(**config.mesh.to_dict())
-      self.model = model(config, self.data.tokenizer.vocab_size)
-      self.decoder = decoder(config, self.model, self.data)
-    except ValueError as error:
-      raise errors.UserError(str(error)) from error
+    self.private = private_settings(config)
+    self.mesh = sharding.make_mesh(**config.mesh.to_dict())
+    self.model = model(config, self.data.tokenizer.vocab_size)
+    self.decoder = decoder(config, self.model, self.data.template.stop_id)
+    longest = datasets.longest_prompt(self.data)
+    if longest > config.rollout.prompt_tokens:
+      raise errors.UserError(
+        f'the longest prompt has {longest} tokens, more than '
+        f'rollout.prompt_tokens={config.rollout.prompt_tokens}; raise it'
+      )
     self.collector = collect.Collector(
       decoder=self.decoder,
       template=self.data.template,
@@ -183,6 +182,15 @@ def validate(config: ml_collections.ConfigDict) -> None:
     phase, key = name.split('.')
     if config[phase][key] < 0:
       raise errors.UserError(f'{name} must not be negative')
+  try:  # what the components themselves refuse
+    sharding.make_mesh(**config.mesh.to_dict())
+    decoder(config, model(config, config.data.vocab_size), stop_id=0)
+    private_settings(config)
+    policy_loss(config)
+    for phase in (config.warm_start, config.rl):
+      optimizer(phase)
+  except ValueError as error:
+    raise errors.UserError(str(error)) from error
 
 
 def model(
@@ -200,16 +208,10 @@ def model(
 def decoder(
   config: ml_collections.ConfigDict,
   network: transformer.Transformer,
-  data: datasets.Data,
+  stop_id: int,
 ) -> generator.Decoder:
   """How episodes are sampled while training."""
-  c, stop_ids = config.rollout, (data.template.stop_id,)
-  longest = datasets.longest_prompt(data)
-  if longest > c.prompt_tokens:
-    raise errors.UserError(
-      f'the longest prompt has {longest} tokens, more than '
-      f'rollout.prompt_tokens={c.prompt_tokens}; raise it'
-    )
+  c = config.rollout
   return generator.Decoder(
     model=network,
     limits=types.Limits(
@@ -220,8 +222,8 @@ def decoder(
     ),
     act=samplers.SamplerConfig(**c.act.to_dict()),
     rehearse=samplers.SamplerConfig(**c.rehearse.to_dict()),
-    act_stop_ids=stop_ids,
-    rehearse_stop_ids=stop_ids,
+    act_stop_ids=(stop_id,),
+    rehearse_stop_ids=(stop_id,),
     prompt_tokens=c.prompt_tokens,
     widths=tuple(c.widths),
     ladder=tuple(c.ladder),

@@ -1,9 +1,10 @@
-"""The `envace` command: train | evaluate | rehearse | bench | check.
+"""The `envace` command: train | evaluate | rehearse | compare | bench | check.
 
   envace train    --config experiments/quickstart.py --workdir runs/a
   envace check    --config experiments/quickstart.py --config.rl.steps=3
   envace evaluate --workdir runs/a
   envace rehearse --workdir runs/a --index 3
+  envace compare  --workdir runs/sweep
   envace bench    --config experiments/quickstart.py --json bench.json
 
 What is wrong with a command is said in one sentence, with exit code 2.
@@ -21,7 +22,7 @@ from ml_collections import config_flags
 from envace_jax import errors
 
 _PACKAGE = str(pathlib.Path(__file__).parent)
-COMMANDS = ('train', 'evaluate', 'rehearse', 'bench', 'check')
+COMMANDS = ('train', 'evaluate', 'rehearse', 'compare', 'bench', 'check')
 
 _CONFIG = config_flags.DEFINE_config_file(
   'config',
@@ -73,10 +74,7 @@ def _parse(argv: list[str]) -> str:
   try:
     left = flags.FLAGS([argv[0], *rest])
   except Exception as error:  # absl, ml_collections and the file itself
-    raise errors.UserError(
-      f'{type(error).__name__}: {error}'.splitlines()[0]
-      + '; options are listed in experiments/base.py'
-    ) from error
+    raise _unusable(error) from error
   if len(left) > 1:
     raise errors.UserError(f'unexpected arguments {left[1:]}; {usage}')
   return command
@@ -88,6 +86,10 @@ def _run(command: str) -> int:
     from envace_jax import check
 
     return check.run(_config())
+  if command == 'compare':
+    from envace_jax import compare
+
+    return compare.run(_workdir())
   from envace_jax import process
 
   if _DISTRIBUTED.value:
@@ -114,9 +116,27 @@ def _run(command: str) -> int:
 
 
 def _config():
-  if _CONFIG.value is None:
+  try:
+    config = _CONFIG.value
+    if config is not None:
+      config.to_dict()
+  except Exception as error:  # a file that failed to load says so only here
+    raise _unusable(error) from error
+  if config is None:
     raise errors.UserError('give --config, e.g. experiments/quickstart.py')
-  return _CONFIG.value
+  return config
+
+
+def _unusable(error: Exception) -> errors.UserError:
+  """What absl, ml_collections or the experiment file said, on one line."""
+  said = str(error)
+  if 'Traceback' in said:  # of the experiment file; its last line is the point
+    said = said.strip().splitlines()[-1]
+  said = ' '.join(said.split())[:500]
+  return errors.UserError(
+    f'{type(error).__name__}: {said}; options are listed in '
+    'experiments/base.py'
+  )
 
 
 def _workdir() -> str:

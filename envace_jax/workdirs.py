@@ -29,8 +29,8 @@ def claim(workdir: str, config: ml_collections.ConfigDict) -> pathlib.Path:
     theirs = _read(recorded)
     changed = sorted(
       key
-      for key in {*_flat(mine), *_flat(theirs)}
-      if _flat(mine).get(key) != _flat(theirs).get(key)
+      for key in {*flat(mine), *flat(theirs)}
+      if flat(mine).get(key) != flat(theirs).get(key)
     )
     if changed:
       raise errors.UserError(
@@ -82,14 +82,15 @@ def _read(path: pathlib.Path) -> dict:
     ) from error
 
 
-def _flat(tree: dict, prefix: str = '') -> dict:
-  flat = {}
+def flat(tree: dict, prefix: str = '') -> dict:
+  """Nested options as one level, `rl.optimizer.b1` and so on."""
+  leaves = {}
   for key, value in tree.items():
     if isinstance(value, dict):
-      flat |= _flat(value, f'{prefix}{key}.')
+      leaves |= flat(value, f'{prefix}{key}.')
     else:
-      flat[prefix + key] = value
-  return flat
+      leaves[prefix + key] = value
+  return leaves
 
 
 def _lists_to_tuples(value):

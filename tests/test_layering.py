@@ -27,7 +27,7 @@ LAYERS = (
   ('data',),
   ('build',),
   ('results',),
-  ('train', 'bench', 'commands', 'check'),
+  ('train', 'bench', 'commands', 'check', 'compare'),
   ('main',),
 )
 # Needs less than its layer allows.

@@ -208,6 +208,9 @@ def test_saving_again_is_one_save_and_saving_the_past_is_an_error(tmp_path):
 
 
 def test_a_reader_leaves_the_writer_alone(tmp_path):
+  with open_at(tmp_path / 'nothing', read_only=True) as reader:
+    assert reader.latest_step() is None
+  assert not (tmp_path / 'nothing').exists()
   saved(tmp_path, 1)
   leftover = tmp_path / '2.orbax-checkpoint-tmp'
   leftover.mkdir()

@@ -56,14 +56,19 @@ def test_policy_gradient_is_the_clipped_surrogate_token_by_token():
   np.testing.assert_allclose(metrics['behaviour_kl'].total, k3, rtol=1e-4)
 
 
-def test_on_policy_gradient_is_minus_advantage_at_ratio_one():
+@pytest.mark.parametrize('clip', [0.2, 0.0])
+def test_on_policy_gradient_is_minus_advantage_at_ratio_one(clip):
   logp_BT, _, adv_BT = inputs()
-  grad_BT = jax.grad(lambda x: policy_gradient(x, logp_BT, adv_BT)[0].total)(
-    logp_BT
-  )
+
+  def loss(x_BT):
+    return losses.policy_gradient(
+      x_BT, logp_BT, adv_BT, MASK_BT, clip_low=clip, clip_high=clip
+    )
+
+  grad_BT = jax.grad(lambda x_BT: loss(x_BT)[0].total)(logp_BT)
   # Exactly, not half: every token is a tie between the clipped arms.
   np.testing.assert_array_equal(grad_BT, np.where(MASK_BT, -adv_BT, 0))
-  _, metrics = policy_gradient(logp_BT, logp_BT, adv_BT)
+  _, metrics = loss(logp_BT)
   assert metrics['ratio'].mean() == 1
   assert metrics['clip_fraction'].total == 0
 

@@ -13,7 +13,6 @@ import pytest
 
 from envace_jax.learning import batch as batches
 from envace_jax.learning import losses, objective, step
-from envace_jax.model import config as config_lib
 from envace_jax.model import sharding, transformer
 from envace_jax.types import Author, Role
 
@@ -65,17 +64,8 @@ FULL = dataclasses.replace(
 class Lab:
   """A model, its parameters and a reference, and compiled steps by setting."""
 
-  def __init__(self):
-    self.model_config = config_lib.TransformerConfig(
-      vocab_size=VOCAB,
-      d_model=16,
-      num_layers=1,
-      num_heads=2,
-      num_kv_heads=2,
-      head_dim=8,
-      d_ff=32,
-      max_len=64,
-    )
+  def __init__(self, config):
+    self.model_config = dataclasses.replace(config, num_layers=1, d_model=16)
     self.model = transformer.Transformer(self.model_config)
     self.tx = make_optimizer()
     shapes = jax.eval_shape(
@@ -127,8 +117,8 @@ class Lab:
 
 
 @pytest.fixture(scope='module')
-def lab():
-  return Lab()
+def lab(tiny_model):
+  return Lab(tiny_model[2])
 
 
 def assert_close(a, b, **tolerance):
@@ -181,9 +171,10 @@ def test_the_anchor_adds_its_recorded_observations_to_the_loss(lab):
     assert metrics[f'tokens/{role.name.lower()}'] == count
 
 
-def test_one_microbatch_equals_eight(lab):
+def test_one_microbatch_equals_eight_cut_to_their_lengths(lab):
   state_1, metrics_1 = lab.step(make_batch())
-  many = dataclasses.replace(FULL, microbatches=8)
+  # Rows of up to 7 tokens run at that length, the others at 12.
+  many = dataclasses.replace(FULL, microbatches=8, row_buckets=(7,))
   state_8, metrics_8 = lab.step(make_batch(), config=many)
   assert_close(metrics_1, metrics_8)
   # AdamW's first update is +-rate wherever the gradient is not tiny.
@@ -200,8 +191,8 @@ def test_eight_devices_with_microbatches_equal_one_device(lab):
   assert_close(metrics_1, metrics_8)
   assert_close(state_1.params, state_8.params, atol=1e-4)
   mlp = lab.last_state.params['layers_0']['mlp']['w_gate']
-  assert mlp.shape == (16, 32)
-  assert mlp.addressable_shards[0].data.shape == (8, 16)
+  assert mlp.shape == (16, 64)
+  assert mlp.addressable_shards[0].data.shape == (8, 32)
   with pytest.raises(ValueError, match='batch has 8 rows.*pad it to 32'):
     lab.step(
       make_batch(),

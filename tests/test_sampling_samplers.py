@@ -139,19 +139,20 @@ def test_extreme_uniforms_never_pick_an_impossible_token():
     assert jnp.isfinite(logprob_B).all()
 
 
-def test_broken_rows_are_visible_and_stay_alone():
-  logits_BV = np.array(logits_for(6, seed=6))
+@pytest.mark.parametrize('filtered', [False, True])
+def test_broken_rows_are_visible_and_stay_alone(filtered):
+  logits_BV = np.array(logits_for(7, seed=6))
   logits_BV[1, 3] = np.nan
   logits_BV[2] = -np.inf
   logits_BV[3, 0] = np.inf
   logits_BV[4] = np.nan
-  rows = [(1.0, 4, 0.9)] * 4 + [(0.0, 0, 1.0)] * 2
+  logits_BV[5, 2] = np.nan
+  args = settings_for([(1.0, 4, 0.9)] * 4 + [(0.0, 0, 1.0)] * 3)
   token_B, logprob_B = samplers.sample(
-    jnp.asarray(logits_BV), jnp.full((6,), 0.6), *settings_for(rows),
-    filtered=True,
-  )  # fmt: skip
-  np.testing.assert_array_equal(np.isnan(logprob_B), [0, 1, 1, 1, 1, 0])
-  np.testing.assert_array_equal(token_B[1:5], np.zeros(4))
+    jnp.asarray(logits_BV), jnp.full((7,), 0.6), *args, filtered=filtered
+  )
+  np.testing.assert_array_equal(np.isnan(logprob_B), [0, 1, 1, 1, 1, 1, 0])
+  np.testing.assert_array_equal(token_B[1:6], np.zeros(5))
 
 
 def test_uniforms_belong_to_row_and_position_not_to_layout():

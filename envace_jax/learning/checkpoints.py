@@ -48,7 +48,7 @@ class Checkpointer:
     self,
     directory: str | os.PathLike[str],
     *,
-    max_to_keep: int | None,
+    max_to_keep: int | None = 3,
     read_only: bool = False,
     timeout_secs: int = 1800,
   ):

@@ -69,8 +69,8 @@ def policy_gradient(
   ratio_BT = jnp.exp(log_ratio_BT)
   adv_BT = jnp.where(mask_BT, adv_BT.astype(jnp.float32), 0.0)
   bounded_BT = jnp.clip(ratio_BT, 1.0 - clip_low, 1.0 + clip_high)
-  # A select, not jnp.minimum: at a tie minimum halves the gradient between
-  # its arguments, and on-policy every token is a tie.
+  # A select, not jnp.minimum: on-policy every token is a tie, where minimum
+  # would route half of the gradient through clip and lose it at its edges.
   is_clipped_BT = bounded_BT * adv_BT < ratio_BT * adv_BT
   objective_BT = adv_BT * jnp.where(is_clipped_BT, bounded_BT, ratio_BT)
   metrics = {

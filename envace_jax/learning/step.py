@@ -293,7 +293,7 @@ def _update(state, loss_fn, rows, tx, config, mesh):
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   is_finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
-  keep = lambda new, old: new
+  keep = lambda new, old: jnp.where(is_finite, new, old)
   state = TrainState(
     step=state.step + 1,
     params=jax.tree.map(keep, params, state.params),
@@ -324,8 +324,8 @@ def _is_decayed(params):
 
 
 def _count(role, mask_BT):
-  name = objective.role_name(role)
-  return {f'tokens/{name}': mask_BT.sum(dtype=jnp.float32)}
+  key = f'tokens/{objective.role_name(role)}'
+  return {key: mask_BT.sum(dtype=jnp.float32)}
 
 
 def _check_rows(name, batch, config, mesh):
@@ -346,6 +346,5 @@ def _check_reference(state, ref_params):
   owned = {id(x) for x in jax.tree.leaves(state.params)}
   if any(id(x) in owned for x in jax.tree.leaves(ref_params)):
     raise ValueError(
-      'ref_params aliases state.params, which this step donates; pass '
-      'jax.tree.map(jnp.copy, state.params)'
+      'ref_params aliases state.params, which are donated; pass a copy'
     )

@@ -113,8 +113,8 @@ def log_distribution(
   keep_BV = keep_BV | ~greedy_B1
   if filtered:
     keep_BV = keep_BV & _keep_likely(scaled_BV, top_k_B, top_p_B)
-  logp_BV = jax.nn.log_softmax(jnp.where(keep_BV, scaled_BV, -jnp.inf))
-  return jnp.where(jnp.isfinite(max_B1), logp_BV, jnp.nan)
+  # Without a finite maximum the subtraction above made NaN, which spreads.
+  return jax.nn.log_softmax(jnp.where(keep_BV, scaled_BV, -jnp.inf))
 
 
 def _keep_likely(
