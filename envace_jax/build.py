@@ -11,11 +11,9 @@ import jax
 import ml_collections
 
 from envace_jax import data as datasets
-from envace_jax import errors
+from envace_jax import errors, types
 from envace_jax import tasks as task_sources
-from envace_jax import types
-from envace_jax.envs import desk
-from envace_jax.envs import desk_tasks
+from envace_jax.envs import desk, desk_tasks
 from envace_jax.evaluation import evaluator as evaluators
 from envace_jax.evaluation import private
 from envace_jax.evaluation import runner as runners
@@ -23,16 +21,11 @@ from envace_jax.learning import batch as batches
 from envace_jax.learning import objective
 from envace_jax.learning import step as learning
 from envace_jax.model import config as model_config
-from envace_jax.model import sharding
-from envace_jax.model import transformer
+from envace_jax.model import sharding, transformer
 from envace_jax.rollout import collect
-from envace_jax.sampling import generator
-from envace_jax.sampling import keys
-from envace_jax.sampling import samplers
+from envace_jax.sampling import generator, keys, samplers
 from envace_jax.worlds import base as worlds
-from envace_jax.worlds import real
-from envace_jax.worlds import rehearsal
-from envace_jax.worlds import simulator
+from envace_jax.worlds import real, rehearsal, simulator
 
 WORLDS = ('rehearsal', 'real', 'simulator', 'null')
 NULL_OBSERVATION = '{"status": "ok"}'

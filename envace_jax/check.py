@@ -49,8 +49,11 @@ def budgets(config: ml_collections.ConfigDict) -> list[str]:
     * config.model.head_dim * rollout.max_row_tokens * rows * width
   )  # fmt: skip
   micro_tokens = rows // rl.microbatches * rollout.max_row_tokens
-  activations = micro_tokens * width * config.model.num_layers * (
-    8 * config.model.d_model + 3 * config.model.d_ff
+  activations = (
+    micro_tokens
+    * width
+    * config.model.num_layers
+    * (8 * config.model.d_model + 3 * config.model.d_ff)
   )
   logits = (
     rows // rl.microbatches * rl.logprob_chunk * config.data.vocab_size
@@ -83,9 +86,7 @@ def no_ops(config: ml_collections.ConfigDict) -> list[str]:
       "rl.anchor_*: rl.objective='supervised' samples nothing"
     )
   else:
-    found.append(
-      "rl.supervised_batch_size: only for rl.objective='supervised'"
-    )
+    found.append("rl.supervised_batch_size: only for rl.objective='supervised'")
     found.append(
       f'rl.clip_low={rl.clip_low}, rl.clip_high={rl.clip_high}: one update per '
       'rollout, so every importance ratio is 1 and nothing is clipped'
@@ -99,7 +100,7 @@ def no_ops(config: ml_collections.ConfigDict) -> list[str]:
       found.append('rl.anchor_batch_size: rl.anchor_weight=0')
     if rollout.world != 'rehearsal' and rl.rehearse_weight:
       found.append(
-        f"rl.rehearse_weight, rl.kl_rehearse: with rollout.world="
+        f'rl.rehearse_weight, rl.kl_rehearse: with rollout.world='
         f'{rollout.world!r} nobody samples as REHEARSE'
       )
     if rl.group_size == 1:

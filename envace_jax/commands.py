@@ -8,11 +8,7 @@ import sys
 import rich.console
 import rich.text
 
-from envace_jax import build
-from envace_jax import errors
-from envace_jax import results
-from envace_jax import types
-from envace_jax import workdirs
+from envace_jax import build, errors, results, types, workdirs
 from envace_jax.evaluation import replay
 from envace_jax.learning import checkpoints
 from envace_jax.learning import step as learning
@@ -47,7 +43,11 @@ def load(workdir: str) -> Trained:
   path = pathlib.Path(workdir)
   setup = build.Setup(workdirs.load_config(workdir), path)
   for phase in ('rl', 'warm_start'):
-    saves = checkpoints.Checkpointer(path / 'checkpoints' / phase)
+    if not (path / 'checkpoints' / phase).is_dir():
+      continue
+    saves = checkpoints.Checkpointer(
+      path / 'checkpoints' / phase, read_only=True
+    )
     step = saves.latest_step()
     if step is not None:
       tx = build.optimizer(setup.config[phase])

@@ -18,8 +18,7 @@ import numpy as np
 import rich.console
 import rich.table
 
-from envace_jax import errors
-from envace_jax import workdirs
+from envace_jax import errors, workdirs
 from envace_jax.evaluation import intervals
 
 TABLES = ('sampled/iid', 'greedy/iid', 'sampled/ood', 'greedy/ood')
@@ -84,9 +83,7 @@ def _between(arms, table: str, console) -> list[dict]:
     if not seeds:
       continue
     change = difference(
-      [
-        (arms[first][s].after[table], arms[arm][s].after[table]) for s in seeds
-      ]
+      [(arms[first][s].after[table], arms[arm][s].after[table]) for s in seeds]
     )
     shown.add_row(arm, str(len(seeds)), *_text(change))
     records.append({'table': table, 'arm': first, 'against': arm} | change)
@@ -120,7 +117,8 @@ def load(directory: pathlib.Path) -> list[Run]:
   for file in sorted(directory.glob('**/config.json')):
     workdir = file.parent
     evaluations = [
-      workdir / 'evaluations' / f'{name}.json' for name in ('warm_start', 'after')
+      workdir / 'evaluations' / f'{name}.json'
+      for name in ('warm_start', 'after')
     ]
     if all(path.exists() for path in evaluations):
       config = json.loads(file.read_text())

@@ -12,15 +12,10 @@ import pathlib
 
 import ml_collections
 
-from envace_jax import errors
-from envace_jax import progress
+from envace_jax import errors, progress, types
 from envace_jax import tasks as task_sources
-from envace_jax import types
 from envace_jax.envs import base as envs
-from envace_jax.envs import desk
-from envace_jax.envs import desk_data
-from envace_jax.envs import desk_demos
-from envace_jax.envs import desk_tasks
+from envace_jax.envs import desk, desk_data, desk_demos, desk_tasks
 from envace_jax.rewards import checklist
 from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers

@@ -15,8 +15,7 @@ import os
 import pathlib
 import sys
 
-from absl import flags
-from absl import logging
+from absl import flags, logging
 from ml_collections import config_flags
 
 from envace_jax import errors
@@ -33,8 +32,12 @@ _CONFIG = config_flags.DEFINE_config_file(
 )
 _WORKDIR = flags.DEFINE_string('workdir', None, "The run's directory.")
 _JSON = flags.DEFINE_string('json', None, 'bench: also write records here.')
-_SPLIT = flags.DEFINE_string('split', 'test_iid', 'rehearse: tasks to pick from.')
-_INDEX = flags.DEFINE_integer('index', 0, 'rehearse: which task.', lower_bound=0)
+_SPLIT = flags.DEFINE_string(
+  'split', 'test_iid', 'rehearse: tasks to pick from.'
+)
+_INDEX = flags.DEFINE_integer(
+  'index', 0, 'rehearse: which task.', lower_bound=0
+)
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed', False, 'Call jax.distributed.initialize() first (pods).'
 )
@@ -65,7 +68,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str]) -> str:
-  usage = f'usage: envace {{{" | ".join(COMMANDS)}}} --config FILE --workdir DIR'
+  usage = (
+    f'usage: envace {{{" | ".join(COMMANDS)}}} --config FILE --workdir DIR'
+  )
   if len(argv) < 2 or argv[1] in ('-h', '--help', 'help'):
     raise errors.UserError(f'{usage}\n{__doc__}')
   command, rest = argv[1], argv[2:]
@@ -134,8 +139,7 @@ def _unusable(error: Exception) -> errors.UserError:
     said = said.strip().splitlines()[-1]
   said = ' '.join(said.split())[:500]
   return errors.UserError(
-    f'{type(error).__name__}: {said}; options are listed in '
-    'experiments/base.py'
+    f'{type(error).__name__}: {said}; options are listed in experiments/base.py'
   )
 
 
@@ -155,7 +159,9 @@ def _keep_memory() -> None:
   missing = {k: v for k, v in _ALLOCATOR.items() if k not in os.environ}
   if sys.platform == 'linux' and missing:
     os.environ.update(missing)
-    os.execv(sys.executable, [sys.executable, '-m', 'envace_jax.main', *sys.argv[1:]])
+    os.execv(
+      sys.executable, [sys.executable, '-m', 'envace_jax.main', *sys.argv[1:]]
+    )
 
 
 if __name__ == '__main__':

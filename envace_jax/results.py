@@ -5,25 +5,18 @@ import pathlib
 
 import jax
 
-from envace_jax import build
+from envace_jax import build, progress, types, workdirs
 from envace_jax import metrics as metric_files
-from envace_jax import progress
-from envace_jax import types
-from envace_jax import workdirs
-from envace_jax.evaluation import private
-from envace_jax.evaluation import replay
-from envace_jax.report import page
+from envace_jax.evaluation import private, replay
+from envace_jax.report import page, transcripts
 from envace_jax.report import summary as summaries
-from envace_jax.report import transcripts
 from envace_jax.rewards import checklist
 from envace_jax.text import template as templates
 
 _SHOWN = ('real_success', 'rehearsed_success', 'gap', 'fidelity')
 
 
-def measure(
-  setup: build.Setup, params, path: pathlib.Path, name: str
-) -> dict:
+def measure(setup: build.Setup, params, path: pathlib.Path, name: str) -> dict:
   """The held-out numbers of some parameters; read back if already there.
 
   `name` is 'warm_start' or 'after'. Private rehearsal is measured after.
@@ -59,9 +52,7 @@ def write(
   """Writes summary.json and report.html; returns the summary."""
   phases = {'warm_start': before, 'after': after}
   summary = {
-    **{
-      key: {phase: phases[phase][key] for phase in phases} for key in _SHOWN
-    },
+    **{key: {phase: phases[phase][key] for phase in phases} for key in _SHOWN},
     'error_recall': after['error_recall'],
     'optimism_index': after['optimism_index'],
     'error_recall_warm_start': before['error_recall'],

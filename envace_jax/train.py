@@ -16,16 +16,10 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from envace_jax import build
+from envace_jax import build, process, progress, results, types, workdirs
 from envace_jax import metrics as metric_files
-from envace_jax import process
-from envace_jax import progress
-from envace_jax import results
-from envace_jax import types
-from envace_jax import workdirs
-from envace_jax.learning import advantages
+from envace_jax.learning import advantages, checkpoints
 from envace_jax.learning import batch as batches
-from envace_jax.learning import checkpoints
 from envace_jax.learning import step as learning
 from envace_jax.rewards import checklist
 from envace_jax.rollout import episodes as rollouts
@@ -44,19 +38,22 @@ def run(config: ml_collections.ConfigDict, workdir: str) -> int:
     setup = build.Setup(config, path)
   logging.info('%s', setup.describe())
 
-  warm_saves = _checkpointer(config, path, 'warm_start')
-  rl_saves = _checkpointer(config, path, 'rl')
   with (
     process.StopRequest().listening() as stop,
-    _writer(config, path, warm_saves, rl_saves) as writer,
+    _checkpointer(config, path, 'warm_start') as warm_saves,
+    _checkpointer(config, path, 'rl') as rl_saves,
   ):
-    loop = _Loop(setup, writer, stop, clock, compiles)
-    state = _warm_start(setup, loop, warm_saves)
-    with clock('evaluation'):
-      before = results.measure(setup, state.params, path, 'warm_start')
-    state = _reinforce(setup, loop, rl_saves, state)
-    with clock('evaluation'):
-      after = results.measure(setup, state.params, path, 'after')
+    # What can really be restored decides which metrics are kept.
+    warm = _restore(setup, warm_saves, 'warm_start')
+    tuned = _restore(setup, rl_saves, 'rl')
+    with _writer(config, path, warm, tuned) as writer:
+      loop = _Loop(setup, writer, stop, clock, compiles)
+      warm = _warm_start(setup, loop, warm_saves, warm)
+      with clock('evaluation'):
+        before = results.measure(setup, warm.params, path, 'warm_start')
+      tuned = _reinforce(setup, loop, rl_saves, warm, tuned)
+      with clock('evaluation'):
+        after = results.measure(setup, tuned.params, path, 'after')
   results.write(
     setup,
     path,
@@ -68,7 +65,9 @@ def run(config: ml_collections.ConfigDict, workdir: str) -> int:
   return 0
 
 
-def _warm_start(setup: build.Setup, loop: '_Loop', saves) -> State:
+def _warm_start(
+  setup: build.Setup, loop: '_Loop', saves, state: State | None
+) -> State:
   """Clones the recorded attempts, both roles, good habits and bad."""
   config = setup.config.warm_start
   tx = build.optimizer(config)
@@ -82,13 +81,15 @@ def _warm_start(setup: build.Setup, loop: '_Loop', saves) -> State:
     )
     return step_fn(state, setup.place(batch))
 
-  state = loop.restore(saves, tx) or learning.init_state(
-    setup.model, tx, keys.stream(setup.config.seed, 'init', 0), setup.mesh
-  )
+  if state is None:
+    key = keys.stream(setup.config.seed, 'init', 0)
+    state = learning.init_state(setup.model, tx, key, setup.mesh)
   return loop.run('warm_start', state, advance, saves)
 
 
-def _reinforce(setup: build.Setup, loop: '_Loop', saves, warm: State) -> State:
+def _reinforce(
+  setup: build.Setup, loop: '_Loop', saves, warm: State, state: State | None
+) -> State:
   """Role-wise GRPO on episodes that nobody but the policy has answered.
 
   With `rl.objective='supervised'`, the control: as many steps of the warm
@@ -125,7 +126,8 @@ def _reinforce(setup: build.Setup, loop: '_Loop', saves, warm: State) -> State:
       )
       return state, {**stats, **metrics}
 
-  state = loop.restore(saves, tx) or learning.restart(warm, tx, setup.mesh)
+  if state is None:
+    state = learning.restart(warm, tx, setup.mesh)
   loop.warm_up('rl', state, advance)
   return loop.run('rl', state, advance, saves)
 
@@ -192,15 +194,6 @@ class _Loop:
     self.warm_up_compiles = 0
     self.late_compiles = 0
 
-  def restore(self, saves: checkpoints.Checkpointer, tx) -> State | None:
-    """The phase's last saved state, or None to start it."""
-    if saves.latest_step() is None:
-      return None
-    setup = self._setup
-    abstract = learning.abstract_state(setup.model, tx, setup.mesh)
-    state, _ = saves.restore(abstract)
-    return state
-
   def warm_up(self, phase: str, state: State, advance: Advance) -> None:
     """Compiles all that the phase will need, on a copy of the state."""
     with self._clock(phase):
@@ -208,9 +201,7 @@ class _Loop:
       self._setup.evaluator.warm_up(state.params)
     self.warm_up_compiles = self._compiles.count
 
-  def run(
-    self, phase: str, state: State, advance: Advance, saves
-  ) -> State:
+  def run(self, phase: str, state: State, advance: Advance, saves) -> State:
     """Steps from the state's own step to the end of the phase."""
     config = self._setup.config
     total, first = config[phase].steps, int(state.step)
@@ -233,7 +224,7 @@ class _Loop:
           saves.wait()
           raise process.Stopped(f'stopped after {phase} step {done}')
         bar.advance(**_shown(line))
-    saves.wait()
+    saves.wait()  # raises if the last save did not land
     self.late_compiles = self._compiles.count - self.warm_up_compiles
     return state
 
@@ -259,14 +250,25 @@ def _checkpointer(config, path: pathlib.Path, phase: str):
   )
 
 
-def _writer(config, path, warm_saves, rl_saves) -> metric_files.Writer:
-  """Takes up the metrics where the newest checkpoint left them."""
-  if rl_saves.latest_step() is not None:
-    reached = config.warm_start.steps + rl_saves.latest_step()
-  elif warm_saves.latest_step() is not None:
-    reached = warm_saves.latest_step()
+def _restore(
+  setup: build.Setup, saves: checkpoints.Checkpointer, phase: str
+) -> State | None:
+  """A phase's newest readable state, or None where it has not begun."""
+  if saves.latest_step() is None:
+    return None
+  tx = build.optimizer(setup.config[phase])
+  state, _ = saves.restore(learning.abstract_state(setup.model, tx, setup.mesh))
+  return state
+
+
+def _writer(
+  config, path: pathlib.Path, warm: State | None, tuned: State | None
+) -> metric_files.Writer:
+  """Takes up the metrics where the restored states left them."""
+  if tuned is not None:
+    reached = config.warm_start.steps + int(tuned.step)
   else:
-    reached = -1  # nothing saved: nothing kept
+    reached = -1 if warm is None else int(warm.step)
   return metric_files.Writer(
     path, resume_step=reached, active=jax.process_index() == 0
   )

@@ -1,11 +1,11 @@
 """A run's directory: one config, one owner, nothing overwritten.
 
-  config.json        what the run was started with
-  data/              tasks and demonstrations (TFDS), tokenizer
-  checkpoints/       warm_start/ and rl/, by train step
-  metrics.jsonl      deterministic values; timings.jsonl holds the clock
-  evaluations/       finished evaluations, so that a restart skips them
-  summary.json  report.html  transcripts.jsonl
+config.json        what the run was started with
+data/              tasks and demonstrations (TFDS), tokenizer
+checkpoints/       warm_start/ and rl/, by train step
+metrics.jsonl      deterministic values; timings.jsonl holds the clock
+evaluations/       finished evaluations, so that a restart skips them
+summary.json  report.html  transcripts.jsonl
 """
 
 import json

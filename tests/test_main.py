@@ -7,9 +7,7 @@ import sys
 
 import pytest
 
-from envace_jax import check
-from envace_jax import errors
-from envace_jax import main
+from envace_jax import check, errors, main
 
 ROOT = pathlib.Path(__file__).parent.parent
 EXPERIMENTS = sorted(
@@ -36,7 +34,10 @@ def envace(*arguments):
     (['check', SMOKE, '--config.rl.steps=many'], ['many']),
     (['check', '--config=experiments/none.py'], ['none.py']),
     (['check', '--config=experiments/quickstart.py:big'], ['smoke']),
-    (['check', SMOKE, '--config.rl.microbatches=7'], ['divide', 'microbatches']),
+    (
+      ['check', SMOKE, '--config.rl.microbatches=7'],
+      ['divide', 'microbatches'],
+    ),
     (['check', SMOKE, '--config.rollout.world=mars'], ['mars', 'rehearsal']),
     (['check', SMOKE, '--config.rollout.world=real'], ['rollout.mode=host']),
     (['check', SMOKE, '--config.model.num_heads=3'], ['num_heads=3']),

@@ -9,19 +9,12 @@ import pytest
 from envace_jax import types
 from envace_jax.model import config as config_lib
 from envace_jax.model import transformer
-from envace_jax.rollout import alternation
-from envace_jax.rollout import collect
-from envace_jax.rollout import episodes
-from envace_jax.rollout import on_device
-from envace_jax.sampling import generator
-from envace_jax.sampling import keys
-from envace_jax.sampling import samplers
+from envace_jax.rollout import alternation, collect, episodes, on_device
+from envace_jax.sampling import generator, keys, samplers
 from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers
 from envace_jax.worlds import base as worlds
-from envace_jax.worlds import real
-from envace_jax.worlds import rehearsal
-from envace_jax.worlds import simulator
+from envace_jax.worlds import real, rehearsal, simulator
 
 GROUP = 2
 TEMPLATE = templates.Template(tokenizers.ByteTokenizer())

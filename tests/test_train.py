@@ -123,9 +123,7 @@ def test_a_run_leaves_what_it_promises(unbroken):
   assert list((unbroken / 'tensorboard').glob('events*'))
 
 
-def test_a_killed_run_equals_an_unbroken_one(
-  unbroken, environment, tmp_path
-):
+def test_a_killed_run_equals_an_unbroken_one(unbroken, environment, tmp_path):
   workdir = tmp_path / 'killed'
   for step in KILLS:
     process = start(workdir, environment)

@@ -14,12 +14,8 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 
 from envace_jax import types
-from envace_jax.evaluation import fidelity
-from envace_jax.evaluation import intervals
-from envace_jax.evaluation import optimism
-from envace_jax.evaluation import replay
+from envace_jax.evaluation import fidelity, intervals, optimism, replay, success
 from envace_jax.evaluation import runner as runners
-from envace_jax.evaluation import success
 from envace_jax.rewards import checklist
 
 _REAL, _REHEARSED = 1, 2  # streams of random numbers

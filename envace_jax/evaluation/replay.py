@@ -25,7 +25,6 @@ class Replay:
   rehearsed: types.Episode
   real: types.Episode  # same actions and reply, real observations and state
 
-
   def same_history(self) -> list[tuple[types.Step, types.Step]]:
     """(rehearsed, real) steps until the two worlds first disagree."""
     pairs = []

@@ -8,8 +8,7 @@ import jax
 from envace_jax import types
 from envace_jax.envs import base as envs
 from envace_jax.rollout import collect
-from envace_jax.sampling import generator
-from envace_jax.sampling import samplers
+from envace_jax.sampling import generator, samplers
 from envace_jax.text import template as templates
 from envace_jax.worlds import base as worlds
 from envace_jax.worlds import real

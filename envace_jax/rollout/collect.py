@@ -10,11 +10,8 @@ import dataclasses
 import jax
 
 from envace_jax import types
-from envace_jax.rollout import alternation
-from envace_jax.rollout import episodes
-from envace_jax.rollout import on_device
-from envace_jax.sampling import generator
-from envace_jax.sampling import keys
+from envace_jax.rollout import alternation, episodes, on_device
+from envace_jax.sampling import generator, keys
 from envace_jax.text import template as templates
 from envace_jax.worlds import base as worlds
 

@@ -24,8 +24,7 @@ import numpy as np
 from envace_jax import types
 from envace_jax.model import transformer
 from envace_jax.rollout import episodes
-from envace_jax.sampling import decode
-from envace_jax.sampling import generator
+from envace_jax.sampling import decode, generator
 from envace_jax.text import template as templates
 
 # Stop codes on the device; 0 is 'still live'.

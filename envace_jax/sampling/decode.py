@@ -23,8 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envace_jax import types
-from envace_jax.model import kv_cache
-from envace_jax.model import transformer
+from envace_jax.model import kv_cache, transformer
 from envace_jax.sampling import samplers
 
 ACT_REHEARSE = np.asarray([types.Author.ACT, types.Author.REHEARSE], np.int8)
@@ -209,8 +208,8 @@ def append(
     capacity,  # out of range, hence dropped
   )
   row_B1 = jnp.arange(batch)[:, None]
-  write = lambda old, new: (
-    old.at[row_B1, slot_BW].set(new.astype(old.dtype), mode='drop')
+  write = lambda old, new: old.at[row_B1, slot_BW].set(
+    new.astype(old.dtype), mode='drop'
   )
   if logprobs_BW is None:
     logprobs_BW = jnp.zeros(ids_BW.shape, jnp.float32)

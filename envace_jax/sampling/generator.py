@@ -7,7 +7,7 @@ and cache lengths are fixed by the `Decoder`: the set of compiled programs is
 closed, whatever the texts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 
 import jax
@@ -16,8 +16,7 @@ import numpy as np
 
 from envace_jax import types
 from envace_jax.model import transformer
-from envace_jax.sampling import decode
-from envace_jax.sampling import samplers
+from envace_jax.sampling import decode, samplers
 
 Row = tuple[np.ndarray, np.ndarray]  # ids [T] int32, authors [T] int8
 

@@ -10,8 +10,7 @@ import jax
 import numpy as np
 
 from envace_jax import types
-from envace_jax.sampling import generator
-from envace_jax.sampling import keys
+from envace_jax.sampling import generator, keys
 from envace_jax.text import template as templates
 from envace_jax.worlds import base
 
