@@ -58,7 +58,7 @@ def load(workdir: str) -> Trained:
 
 
 def evaluate(workdir: str) -> int:
-  """Measures the newest checkpoint on the test tasks, and prints the numbers."""
+  """Measures the newest checkpoint on the test tasks and prints it."""
   trained = load(workdir)
   name = f'{trained.phase}_{trained.step}'
   measured = results.measure(

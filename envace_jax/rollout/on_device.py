@@ -6,7 +6,7 @@ handed the next role's header, counts steps and budgets, and stops for a named
 reason. Rows are in different phases at the same time, so no row waits for
 another to finish its turn, and the host is not asked until all are done.
 
-  ACT --stop, call--> [header] REHEARSE --stop--> [header] ACT --stop, reply--> .
+  ACT --stop, call--> [header] REHEARSE --stop--> [header] ACT --reply--> end
 
 Tokens are those of the host-driven loop in `alternation`, for the same keys.
 Attention covers the used rung of the length ladder: one `while_loop` per rung,

@@ -2,8 +2,9 @@
 
 N rehearsals of a task cost no real call. What they agree on is written down as
 notes (call -> observation), and the one committed execution sees the notes in
-its prompt: `memories`, then a real rollout with them. Nothing in the notes comes from the environment, a checklist or the
-oracle: the only judge is agreement among the rehearsals.
+its prompt: `memories`, then a real rollout with them. Nothing in the notes
+comes from the environment, a checklist or the oracle: the only judge is
+agreement among the rehearsals.
 
 This is the parallel form of EnvACE's test-time rehearsal (arXiv 2608.06197,
 eq. 9) with a memory extracted by rule; the released code has no test-time

@@ -263,7 +263,7 @@ def sample(
   *,
   filtered: bool,
 ) -> tuple[jax.Array, jax.Array]:
-  """(token [B] int32, log-prob [B] float32) for position `length` of each row."""
+  """(token [B] int32, log-prob [B] float32) for the next position of a row."""
   return samplers.sample(
     logits_BV,
     samplers.uniform_for(state.row_keys, state.length),
