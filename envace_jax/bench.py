@@ -95,18 +95,19 @@ def measure(config: ml_collections.ConfigDict):
     timed = _time(works, compiles, bar)
     train = {'train_step': train_workload(config, model, mesh)}
     timed |= _time(train, compiles, bar)
-    # Last: memory of its own must not count as a workload's.
+    # Last: its own memory must not count as a workload's.
     limits = measure_limits(mesh, model.config.compute_dtype, bar)
-  params, plain = transformer.num_params(_shapes(model)), timed['generate']
+  key, plain = jax.random.key(0), timed['generate']['seconds']
+  shapes = jax.eval_shape(lambda: transformer.init_params(model, key))
   records = []
   for name, work in (works | train).items():
     seconds = timed[name]['seconds']
     least = np.maximum(work.flops / limits[0], work.bytes / limits[1]).sum()
-    ratio = None if name in train else seconds / plain['seconds']
+    ratio = None if name in train else seconds / plain
     records.append(Record(
       workload=name, tokens=work.tokens, tokens_per_s=work.tokens / seconds,
-      fraction_of_limit=float(least) / seconds, params=params,
-      ratio_to_generate=ratio, **timed[name],
+      fraction_of_limit=float(least) / seconds, ratio_to_generate=ratio,
+      params=transformer.num_params(shapes), **timed[name],
     ))  # fmt: skip
   return records, limits
 
@@ -242,15 +243,22 @@ def decode_cost(c, prompts, rows, before, new) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure_limits(mesh, dtype, bar) -> tuple[float, float]:
-  """Best matrix product of growing sizes; best copy of 256 MiB."""
+  """Best matrix product of growing sizes; best update of 256 MiB."""
   product, flops, seconds, size = jax.jit(jnp.matmul), 0.0, 0.0, 512
   while seconds < 0.1 and size <= 16384:
     x = jnp.ones((size, size), dtype)
     seconds = _best_seconds(lambda x=x: product(x, x))
     flops, size = max(flops, 2 * size**3 / seconds), 2 * size
   bar.advance()
-  copy, x = jax.jit(lambda x: x + 1), jnp.ones(2**26)
-  moved = 2 * x.nbytes / _best_seconds(lambda: copy(x))
+  # In place: fresh pages for a copy cost more than moving what they hold.
+  add, x = jax.jit(lambda x: x + 1, donate_argnums=0), jnp.ones(2**26)
+
+  def update():
+    nonlocal x
+    x = add(x)
+    return x
+
+  moved = 2 * x.nbytes / _best_seconds(update)
   bar.advance()
   # Several CPU devices are one processor under several names.
   devices = 1 if mesh.devices.flat[0].platform == 'cpu' else mesh.size
@@ -338,8 +346,3 @@ def _sizes(c) -> tuple[int, int, int, int]:
   queries, heads = (L * n * c.head_dim for n in (c.num_heads, c.num_kv_heads))
   weights = D * (2 * queries + 2 * heads + 3 * L * c.d_ff)
   return weights, D * c.vocab_size, queries, heads
-
-
-def _shapes(model: transformer.Transformer):
-  init = lambda: transformer.init_params(model, jax.random.key(0))
-  return jax.eval_shape(init)

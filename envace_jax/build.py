@@ -164,7 +164,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
   rows = config.evaluation.batch_tasks * config.evaluation.samples
   for name, size in (
     ('evaluation.samples', config.evaluation.samples),
-    ('private.attempts', config.private.attempts),
+    ('private.attempts', config.private.attempts or 1),
   ):
     if size < 1 or rows % size:
       raise errors.UserError(

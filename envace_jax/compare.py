@@ -23,6 +23,8 @@ from envace_jax.evaluation import intervals
 
 TABLES = ('sampled/iid', 'greedy/iid', 'sampled/ood', 'greedy/ood')
 _SEED = 0
+# What may differ between the runs of one arm.
+_NOT_AN_ARM = ('seed', 'warm_start.workdir', 'private.attempts')
 
 Outcomes = Mapping[str, float]  # task id -> mean success over its samples
 
@@ -120,8 +122,13 @@ def load(directory: pathlib.Path) -> list[Run]:
       workdir / 'evaluations' / f'{name}.json'
       for name in ('warm_start', 'after')
     ]
+    config = json.loads(file.read_text())
+    borrowed = config['warm_start']['workdir']
+    if borrowed and not evaluations[0].exists():
+      evaluations[0] = (
+        pathlib.Path(borrowed) / 'evaluations' / 'warm_start.json'
+      )
     if all(path.exists() for path in evaluations):
-      config = json.loads(file.read_text())
       before, after = (_outcomes(path) for path in evaluations)
       found.append((config, before, after))
   if not found:
@@ -133,7 +140,8 @@ def load(directory: pathlib.Path) -> list[Run]:
   varied = sorted(
     key
     for key in set().union(*flats)
-    if key != 'seed' and len({repr(flat.get(key)) for flat in flats}) > 1
+    if key not in _NOT_AN_ARM
+    and len({repr(flat.get(key)) for flat in flats}) > 1
   )
   runs = []
   for (config, before, after), flat in zip(found, flats, strict=True):

@@ -7,6 +7,7 @@ import jax
 
 from envace_jax import build, progress, types, workdirs
 from envace_jax import metrics as metric_files
+from envace_jax.evaluation import evaluator as evaluators
 from envace_jax.evaluation import private, replay
 from envace_jax.report import page, transcripts
 from envace_jax.report import summary as summaries
@@ -24,13 +25,24 @@ def measure(setup: build.Setup, params, path: pathlib.Path, name: str) -> dict:
   file = path / 'evaluations' / f'{name}.json'
   if file.exists():
     return json.loads(file.read_text())
+  borrowed = _borrowed(setup, name)
+  if borrowed is not None:
+    return borrowed
+  made_private = setup.config.private.attempts > 0
   setup.evaluator.real_calls = 0
   with progress.bar(f'measuring {name.replace("_", " ")}', 2) as bar:
     measured = setup.evaluator.held_out(params)
     bar.advance()
-    measured |= private.compare(
-      setup.evaluator, setup.runner, setup.data.tasks, params, setup.private
-    )
+    if made_private:
+      measured |= private.compare(
+        setup.evaluator, setup.runner, setup.data.tasks, params, setup.private
+      )
+    else:
+      unmeasured = {arm: evaluators.leaf(None) for arm in private.ARMS}
+      measured |= {
+        'private_rehearsal': unmeasured,
+        'private_rehearsal_by_cap': [],
+      }
     bar.advance()
   measured['real_calls'] = setup.evaluator.real_calls
   if name == 'after':
@@ -38,6 +50,20 @@ def measure(setup: build.Setup, params, path: pathlib.Path, name: str) -> dict:
   if jax.process_index() == 0:
     workdirs.write_json(file, measured)
   return measured
+
+
+def _borrowed(setup: build.Setup, name: str) -> dict | None:
+  """The same warm start's numbers, where another run has measured them."""
+  mine = setup.config
+  if name != 'warm_start' or not mine.warm_start.workdir:
+    return None
+  source = pathlib.Path(mine.warm_start.workdir)
+  file = source / 'evaluations' / 'warm_start.json'
+  theirs = workdirs.load_config(str(source))
+  alike = ('seed', 'data', 'prompt', 'model', 'evaluation')
+  if not file.exists() or any(mine[key] != theirs[key] for key in alike):
+    return None
+  return json.loads(file.read_text())
 
 
 def write(

@@ -16,7 +16,15 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from envace_jax import build, process, progress, results, types, workdirs
+from envace_jax import (
+  build,
+  errors,
+  process,
+  progress,
+  results,
+  types,
+  workdirs,
+)
 from envace_jax import metrics as metric_files
 from envace_jax.learning import advantages, checkpoints
 from envace_jax.learning import batch as batches
@@ -71,6 +79,8 @@ def _warm_start(
   """Clones the recorded attempts, both roles, good habits and bad."""
   config = setup.config.warm_start
   tx = build.optimizer(config)
+  if config.workdir:
+    return _borrowed(setup, tx)
   step_fn = learning.make_supervised_step(
     setup.model, tx, build.supervised_loss(setup.config, config), setup.mesh
   )
@@ -85,6 +95,25 @@ def _warm_start(
     key = keys.stream(setup.config.seed, 'init', 0)
     state = learning.init_state(setup.model, tx, key, setup.mesh)
   return loop.run('warm_start', state, advance, saves)
+
+
+def _borrowed(setup: build.Setup, tx) -> State:
+  """The end of another run's warm start, as the end of this one's."""
+  config = setup.config.warm_start
+  source = pathlib.Path(config.workdir) / 'checkpoints' / 'warm_start'
+  if not source.is_dir():
+    raise errors.UserError(
+      f'warm_start.workdir={config.workdir} has no warm start; train it first'
+    )
+  abstract = learning.abstract_state(setup.model, tx, setup.mesh)
+  with checkpoints.Checkpointer(source, read_only=True) as saves:
+    step, params = saves.restore_params(abstract.params)
+  if step != config.steps:
+    raise errors.UserError(
+      f'the warm start of {config.workdir} has {step} steps, not '
+      f'warm_start.steps={config.steps}; let it finish, or say its number'
+    )
+  return State(step=jnp.int32(step), params=params, opt_state=tx.init(params))
 
 
 def _reinforce(

@@ -80,16 +80,17 @@ def get_config() -> ml_collections.ConfigDict:
 
   # Supervised start, both roles, from recorded attempts good and bad.
   c.warm_start = ml_collections.ConfigDict()
-  c.warm_start.steps = 600
+  c.warm_start.workdir = ''  # take the warm start of this run; '' = make one
+  c.warm_start.steps = 260
   c.warm_start.batch_size = 64  # rows
-  c.warm_start.microbatches = 8
+  c.warm_start.microbatches = 4
   c.warm_start.optimizer = _optimizer(learning_rate=2e-3, schedule='cosine')
 
   # Role-wise GRPO.
   c.rl = ml_collections.ConfigDict()
   c.rl.objective = 'policy_gradient'  # | 'supervised': the control, same rows
-  c.rl.steps = 150
-  c.rl.tasks_per_step = 16
+  c.rl.steps = 80
+  c.rl.tasks_per_step = 8
   c.rl.group_size = 8
   c.rl.baseline = 'role'  # 'shared' | 'role'
   c.rl.weighting = 'row'  # 'episode' | 'row'
@@ -104,27 +105,27 @@ def get_config() -> ml_collections.ConfigDict:
   c.rl.normalizer = 'token'  # 'token' | 'role_token'
   c.rl.anchor_weight = 1.0  # NLL of recorded real observations
   c.rl.anchor_batch_size = 32  # rows
-  c.rl.supervised_batch_size = 192  # objective='supervised': equal FLOPs
-  c.rl.microbatches = 8
+  c.rl.supervised_batch_size = 128  # objective='supervised': equal FLOPs
+  c.rl.microbatches = 4
   c.rl.row_buckets = (48, 64, 96)  # lengths a microbatch may be cut to
   c.rl.logprob_chunk = 64  # time steps unembedded at once
   c.rl.optimizer = _optimizer(learning_rate=2e-4, schedule='constant')
 
   c.evaluation = ml_collections.ConfigDict()
-  c.evaluation.every = 25  # train steps, on dev; 0 = only before and after
+  c.evaluation.every = 20  # train steps, on dev; 0 = only before and after
   c.evaluation.batch_tasks = 32  # x samples rows at once
   c.evaluation.samples = 4  # episodes per task at the training temperature
 
   # Rehearse privately, then commit once.
   c.private = ml_collections.ConfigDict()
-  c.private.attempts = 4  # private rehearsals per task
+  c.private.attempts = 4  # private rehearsals per task; 0 = not measured
   c.private.max_notes = 4  # remembered calls
-  c.private.temperatures = (0.0, 0.5, 1.0)  # tuned on dev, for every arm
+  c.private.temperatures = (0.0, 0.5)  # tuned on dev, for every arm
   c.private.max_calls = (0, 1, 2, 3, 4, 6)  # caps on real calls compared
   c.private.headline_calls = 1  # the cap quoted in the summary
 
   c.checkpoint = ml_collections.ConfigDict()
-  c.checkpoint.every = 50  # train steps
+  c.checkpoint.every = 40  # train steps
   c.checkpoint.keep = 2
   return c
 

@@ -2,7 +2,7 @@
 
   envace train --config experiments/quickstart.py --workdir runs/quickstart
 
-Two CPU cores, about ten minutes. `:smoke` is the same in about a minute, too
+Two CPU cores, about ten minutes, of which two compile. `:smoke` is the same in about a minute, too
 small to learn anything; tests and the notebook use it.
 """
 
@@ -38,8 +38,6 @@ def get_config(arg: str = ''):
 
 
 def sweep(add):
-  """The arms of the study in README, five seeds each."""
+  """Five seeds; `controls.py` has the arms that they are compared with."""
   for seed in range(5):
     add({'seed': seed})
-    add({'seed': seed, 'rl.objective': 'supervised'})
-    add({'seed': seed, 'rollout.world': 'null', 'rollout.mode': 'host'})

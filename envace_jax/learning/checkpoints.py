@@ -27,13 +27,15 @@ import jax
 from jax.experimental import multihost_utils
 import orbax.checkpoint as ocp
 
+from envace_jax import errors
+
 Json = Mapping[str, Any]
 
 _ITEMS = ('state', 'meta')
 _SET_ASIDE = '.unreadable'
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(errors.UserError):
   """A checkpoint could not be written, found or read."""
 
 
