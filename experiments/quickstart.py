@@ -2,7 +2,7 @@
 
   envace train --config experiments/quickstart.py --workdir runs/quickstart
 
-Two CPU cores, about ten minutes, of which two compile. `:smoke` is the same in about a minute, too
+Two CPU cores, about ten minutes. `:smoke` is the same in about a minute, too
 small to learn anything; tests and the notebook use it.
 """
 
