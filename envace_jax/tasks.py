@@ -150,11 +150,15 @@ def from_json(text: str, *, where: str = 'record') -> Record:
   try:
     value = parse_json(text)
     _validate(value)
-    value = _plain(value)
-    return _task(value) if value['kind'] == 'task' else _demonstration(value)
+    return _record(_plain(value))
   except (ValueError, RecursionError) as error:
     who = f'{where}, {_label(value)}' if _label(value) else where
     raise errors.UserError(f'{who}: {error}') from error
+
+
+def _record(value: types.Json) -> Record:
+  """A record from its plain form, which somebody has validated."""
+  return _task(value) if value['kind'] == 'task' else _demonstration(value)
 
 
 def parse_json(text: str) -> object:
@@ -218,6 +222,9 @@ def _validate(value: object) -> None:
   kind = value.get('kind') if isinstance(value, dict) else None
   if not isinstance(kind, str) or kind not in SCHEMAS:
     raise ValueError(f'an object with kind in {list(SCHEMAS)} is needed')
+  tools = value.get('tools')
+  if isinstance(tools, list) and _are_tools(json.dumps(tools)):
+    value = {**value, 'tools': []}  # the same few tools in every record
   error = jsonschema.exceptions.best_match(_VALIDATORS[kind].iter_errors(value))
   if error is not None:
     path = error.json_path.removeprefix('$').removeprefix('.')
@@ -228,6 +235,13 @@ def _validate(value: object) -> None:
     ids = [criterion['id'] for criterion in value.get(field, ())]
     if repeated := {i for i in ids if ids.count(i) > 1}:
       raise ValueError(f'{field}: criterion ids {sorted(repeated)} repeat')
+
+
+@functools.lru_cache(64)
+def _are_tools(text: str) -> bool:
+  """Whether a JSON array is a legal `tools` field."""
+  schema = SCHEMAS['task']['properties']['tools']
+  return jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
 
 
 def _plain(
@@ -521,7 +535,7 @@ class Records(Sequence):
       raise IndexError(f'{self._where}: no record {i} among {len(self)}')
     i %= len(self)
     text = self._source[i]['json'].decode('utf-8')  # Text reads as bytes
-    return from_json(text, where=f'{self._where}[{i}]')
+    return _record(json.loads(text))  # validated when it was written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -82,11 +82,20 @@ def validate_tools(tools: Sequence[types.Json]) -> None:
   for tool in tools:
     schema = tool.get('function', {}).get('returns')
     if schema is not None:
-      try:
-        jsonschema.Draft202012Validator.check_schema(schema)
-      except jsonschema.SchemaError as e:
+      fault = _schema_fault(json.dumps(schema))
+      if fault is not None:
         name = tool['function'].get('name')
-        raise ValueError(f'tool {name}: bad returns: {e.message}') from e
+        raise ValueError(f'tool {name}: bad returns: {fault}')
+
+
+@functools.lru_cache(256)
+def _schema_fault(schema: str) -> str | None:
+  """Why some JSON is no JSON schema; many tasks share a few schemas."""
+  try:
+    jsonschema.Draft202012Validator.check_schema(json.loads(schema))
+  except jsonschema.SchemaError as error:
+    return error.message
+  return None
 
 
 def mentions(text: str, phrase: str) -> bool:
