@@ -73,13 +73,24 @@ def decoder_for(model, top_k=0, **limits):
   )
 
 
-def run_both(model, params, seed=0, **limits):
-  decoder = decoder_for(model, **limits)
+def inputs(seed):
   attempts = episodes.attempts_of(TASKS, GROUP)
   prompts = [TEMPLATE.prompt(t.instruction) for t in TASKS]
-  row_keys = keys.rows(keys.stream(seed, 'rollout', 0), range(len(attempts)))
+  key = keys.stream(seed, 'rollout', 0)
+  return attempts, prompts, keys.rows(key, range(len(attempts)))
+
+
+def device_rows(model, params, seed=0, **limits):
+  _, prompts, row_keys = inputs(seed)
+  return on_device.rehearse_episodes(
+    decoder_for(model, **limits), TEMPLATE, params, prompts, GROUP, row_keys
+  )
+
+
+def run_both(model, params, seed=0, **limits):
+  attempts, prompts, row_keys = inputs(seed)
   host = alternation.run_episodes(
-    decoder,
+    decoder_for(model, **limits),
     TEMPLATE,
     params,
     rehearsal.RehearsedWorld(),
@@ -87,19 +98,15 @@ def run_both(model, params, seed=0, **limits):
     prompts,
     row_keys,
   )
-  device = on_device.rehearse_episodes(
-    decoder, TEMPLATE, params, prompts, GROUP, row_keys
-  )
-  return host, device
+  return host, device_rows(model, params, seed, **limits)
 
 
 @pytest.mark.parametrize(
   'limits',
   [
     {},
-    {'max_steps': 1},
-    {'max_action_tokens': 3},
-    {'max_observation_tokens': 3},
+    {'max_steps': 1, 'top_k': 8},
+    {'max_observation_tokens': 3, 'top_k': 8},
     {'max_row_tokens': 32},
   ],
   ids=str,
@@ -119,21 +126,20 @@ def test_every_device_stop_reason_is_reached(policy):
   model, params = policy
   seen = set()
   for limits in (
-    {},
     {'max_steps': 1},
     {'max_action_tokens': 3},
     {'max_observation_tokens': 3},
     {'max_row_tokens': 32},
   ):
-    for seed in range(3):
-      rows = run_both(model, params, seed, top_k=8, **limits)[1]
+    for seed in range(10):
+      rows = device_rows(model, params, seed, top_k=8, **limits)
       seen |= {row.stop_reason for row in rows}
   assert seen == set(on_device.STOP_REASONS[1:])
 
 
 def test_rows_alternate_and_keep_the_grammar(policy):
   model, params = policy
-  for row in run_both(model, params)[1]:
+  for row in device_rows(model, params):
     roles = [a for a, _, _ in templates.runs(row.authors)]
     assert roles[0] == types.Author.PROMPT
     sampled = [
@@ -171,7 +177,7 @@ def test_an_episode_does_not_depend_on_its_neighbours(policy):
 def test_sampled_logprobs_are_the_rescored_ones(policy):
   model, params = policy
   temperature_of = {types.Author.ACT: 0.9, types.Author.REHEARSE: 1.3}
-  for row in run_both(model, params)[1]:
+  for row in device_rows(model, params):
     tokens = jax.numpy.asarray(row.tokens)[None]
     hidden, _ = model.apply({'params': params}, tokens)
     logits = model.apply({'params': params}, hidden, method='unembed')[0]
@@ -215,7 +221,7 @@ def run_world(policy, world, seed=0, **options):
   row_keys = keys.rows(keys.stream(seed, 'rollout', 0), range(len(attempts)))
   limits = options.pop('limits', {})
   rows = alternation.run_episodes(
-    decoder_for(model, **limits),
+    decoder_for(model, top_k=8, **limits),
     TEMPLATE,
     params,
     world,
@@ -265,6 +271,26 @@ def test_failure_budget_and_error_have_their_own_reasons(policy):
   assert types.StopReason.TOOL_ERROR not in {e.stop_reason for e in recovered}
   too_long = run_world(policy, ScriptedWorld(['x' * 200]))
   assert types.StopReason.CONTEXT_FULL in {e.stop_reason for e in too_long}
+
+
+def test_a_capped_run_is_a_prefix_of_the_uncapped_one(policy):
+  """Why one uncapped run shows private rehearsal at every cap."""
+  world = ScriptedWorld(['{"a": 1}', '{"error": "no"}'])
+  free = run_world(policy, world)
+  assert max(episode.real_calls for episode in free) > 1
+  for cap in (0, 1, 2):
+    capped = run_world(policy, world, max_calls=cap)
+    for left, right in zip(free, capped, strict=True):
+      if left.real_calls <= cap and left.stop_reason is not (
+        types.StopReason.MAX_STEPS
+      ):
+        np.testing.assert_array_equal(left.tokens, right.tokens)
+        assert left.stop_reason is right.stop_reason
+      elif left.real_calls > cap:
+        assert right.stop_reason is types.StopReason.CALL_BUDGET
+        assert right.real_calls == cap and right.reply is None
+        n = len(right.tokens)
+        np.testing.assert_array_equal(left.tokens[:n], right.tokens)
 
 
 def test_null_world_says_one_thing(policy):

@@ -7,7 +7,7 @@ cap on real calls, with the same budget for every arm.
 
 The policy does not see the cap, so one uncapped run shows every cap at once:
 a run capped at C real calls is a prefix of it, and succeeds exactly if the
-uncapped run succeeds with at most C calls (`tests/test_private.py`).
+uncapped run succeeds with at most C calls (`tests/test_rollout.py`).
 """
 
 from collections.abc import Mapping, Sequence
