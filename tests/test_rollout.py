@@ -27,9 +27,24 @@ def task(text):
 TASKS = [task('a'), task('a longer one'), task('mid')]
 
 
+# What tends to follow what, in a policy whose episodes have turns.
+CONTROL = tokenizers.ByteTokenizer().control
+LETTER_A, LETTER_B = tokenizers.ByteTokenizer().encode('ab')
+CHAIN = {
+  CONTROL['<|act|>']: {CONTROL['<tool_call>']: 0.7, LETTER_A: 0.3},
+  CONTROL['<|rehearse|>']: {LETTER_A: 0.8, LETTER_B: 0.2},
+  CONTROL['<tool_call>']: {LETTER_A: 0.9, LETTER_B: 0.1},
+  LETTER_A: {LETTER_A: 0.3, LETTER_B: 0.3, CONTROL['<|end|>']: 0.4},
+  LETTER_B: {LETTER_A: 0.5, CONTROL['<|end|>']: 0.5},
+}
+
+
 @pytest.fixture(scope='module')
 def policy():
-  """A model whose control pieces are likely, so that episodes have turns."""
+  """CHAIN in the embeddings, disturbed by small residual branches.
+
+  The disturbance is what makes the tests see a wrong cache.
+  """
   config = config_lib.TransformerConfig(
     vocab_size=tokenizers.ByteTokenizer().vocab_size,
     d_model=32,
@@ -43,13 +58,20 @@ def policy():
   )
   model = transformer.Transformer(config)
   params = transformer.init_params(model, jax.random.key(1))
-  # RMS-normalised hidden states times this: logits of order 1, control pieces
-  # raised by a direction that every state shares is not available in a linear
-  # map, so the other columns are shrunk instead.
-  table = np.array(params['unembedding'])
-  table[:, len(tokenizers.CONTROL) + 8 :] *= 0.0
-  table[:, : len(tokenizers.CONTROL)] *= 3.0
-  return model, {**params, 'unembedding': jax.numpy.asarray(table)}
+  embedding = 0.1 * np.array(params['embedding'])
+  unembedding = np.full(params['unembedding'].shape, -1.0, np.float32)
+  for i, (token, following) in enumerate(CHAIN.items()):
+    embedding[token, i] = 12.0  # normalised to about sqrt(32) = 5.7
+    unembedding[i] = -8 / 5.7
+    for after, probability in following.items():
+      unembedding[i, after] = np.log(probability) / 5.7
+  unembedding[len(CHAIN) :] = 0.1 * np.array(params['unembedding'])[5:]
+  asarray = jax.numpy.asarray
+  return model, {
+    **params,
+    'embedding': asarray(embedding),
+    'unembedding': asarray(unembedding),
+  }
 
 
 def decoder_for(model, top_k=0, **limits):
@@ -105,8 +127,8 @@ def run_both(model, params, seed=0, **limits):
   'limits',
   [
     {},
-    {'max_steps': 1, 'top_k': 8},
-    {'max_observation_tokens': 3, 'top_k': 8},
+    {'max_steps': 1, 'top_k': 3},
+    {'max_observation_tokens': 3},
     {'max_row_tokens': 32},
   ],
   ids=str,
@@ -131,8 +153,8 @@ def test_every_device_stop_reason_is_reached(policy):
     {'max_observation_tokens': 3},
     {'max_row_tokens': 32},
   ):
-    for seed in range(10):
-      rows = device_rows(model, params, seed, top_k=8, **limits)
+    for seed in range(4):
+      rows = device_rows(model, params, seed, **limits)
       seen |= {row.stop_reason for row in rows}
   assert seen == set(on_device.STOP_REASONS[1:])
 
@@ -221,7 +243,7 @@ def run_world(policy, world, seed=0, **options):
   row_keys = keys.rows(keys.stream(seed, 'rollout', 0), range(len(attempts)))
   limits = options.pop('limits', {})
   rows = alternation.run_episodes(
-    decoder_for(model, top_k=8, **limits),
+    decoder_for(model, **limits),
     TEMPLATE,
     params,
     world,
@@ -316,12 +338,16 @@ def test_the_policy_as_its_own_simulator_answers_in_the_same_words(policy):
   other = run(
     simulator.SimulatedWorld(decoder, TEMPLATE, params, jax.random.key(7))
   )
+  compared = 0
   for left, right in zip(own, other, strict=True):
-    if right.stop_reason is not types.StopReason.WORLD_FAILED:
-      read = [TEMPLATE.read(r.tokens, r.authors) for r in (left, right)]
-      assert [s.observation_text for s in read[0][0]] == [
-        s.observation_text for s in read[1][0]
-      ]
+    mine, theirs = (
+      TEMPLATE.read(row.tokens, row.authors)[0] for row in (left, right)
+    )
+    if mine and theirs:
+      # Later answers follow different rows: ours has no response tags.
+      assert mine[0].observation_text == theirs[0].observation_text
+      compared += 1
+  assert compared
 
 
 def test_compiles_are_bounded_over_texts_and_turns(policy):
