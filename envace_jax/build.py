@@ -12,7 +12,6 @@ import ml_collections
 
 from envace_jax import data as datasets
 from envace_jax import errors, types
-from envace_jax import tasks as task_sources
 from envace_jax.envs import desk, desk_tasks
 from envace_jax.evaluation import evaluator as evaluators
 from envace_jax.evaluation import private
@@ -24,6 +23,7 @@ from envace_jax.model import config as model_config
 from envace_jax.model import sharding, transformer
 from envace_jax.rollout import collect
 from envace_jax.sampling import generator, keys, samplers
+from envace_jax.tasks import order
 from envace_jax.worlds import base as worlds
 from envace_jax.worlds import real, rehearsal, simulator
 
@@ -72,11 +72,11 @@ class Setup:
       tasks=self.data.tasks,
       samples=config.evaluation.samples,
     )
-    self._task_order = task_sources.Order(
+    self._task_order = order.Order(
       len(self.data.tasks['train']), seed=config.seed
     )
     self._row_orders = {
-      name: task_sources.Order(len(self.rows), seed=config.seed + salt)
+      name: order.Order(len(self.rows), seed=config.seed + salt)
       for salt, name in enumerate(('warm_start', 'supervised', 'anchor'))
     }
 
@@ -96,9 +96,9 @@ class Setup:
     self, stream: str, step: int, size: int, microbatches: int
   ) -> batches.TrainBatch:
     """The recorded rows of one step; a function of the step alone."""
-    order = self._row_orders[stream]
+    rows = self._row_orders[stream]
     return batches.pack_rows(
-      [self.rows[i] for i in order.batch_indices(step * size, size)],
+      [self.rows[i] for i in rows.batch_indices(step * size, size)],
       length_buckets=(self.config.rollout.max_row_tokens,),
       batch_size=size,
       microbatches=microbatches,

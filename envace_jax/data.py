@@ -13,10 +13,10 @@ import pathlib
 import ml_collections
 
 from envace_jax import errors, progress, types
-from envace_jax import tasks as task_sources
 from envace_jax.envs import base as envs
 from envace_jax.envs import desk, desk_data, desk_demos, desk_tasks
 from envace_jax.rewards import checklist
+from envace_jax.tasks import dataset
 from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers
 
@@ -104,17 +104,15 @@ def _stored(config, directory: pathlib.Path) -> dict[str, list]:
   """All records by split, from a TFDS dataset that is written if missing."""
   c = config.data
   if c.world == 'jsonl':
-    stored = task_sources.write_dataset_from_jsonl(
+    stored = dataset.write_dataset_from_jsonl(
       directory, _DATASET, _user_records(c)
     )
   else:
-    stored = task_sources.find_dataset(directory, _DATASET)
+    stored = dataset.find_dataset(directory, _DATASET)
     if stored is None:
-      stored = task_sources.write_dataset(
-        directory, _DATASET, _generate(config)
-      )
+      stored = dataset.write_dataset(directory, _DATASET, _generate(config))
   return {
-    split: list(task_sources.Records(stored, split))
+    split: list(dataset.Records(stored, split))
     for split in (*SPLITS, _DEMONSTRATIONS)
   }
 

@@ -12,7 +12,9 @@ import jsonschema
 import numpy as np
 import pytest
 
-from envace_jax import errors, tasks, types
+from envace_jax import errors, types
+from envace_jax.tasks import dataset, records
+from envace_jax.tasks import order as orders
 
 TOOL = {
   'type': 'function',
@@ -79,9 +81,9 @@ JSON = st.recursive(
 )
 def test_json_is_lossless(free, text):
   task = make_task(text, instruction=text, environment=free)
-  assert tasks.from_json(tasks.to_json(task)) == task
+  assert records.from_json(records.to_json(task)) == task
   demo = dataclasses.replace(make_demonstration(text), notes=text)
-  again = tasks.from_json(tasks.to_json(demo))
+  again = records.from_json(records.to_json(demo))
   assert again == demo
   assert isinstance(again.steps[1].author, types.Author)
 
@@ -100,17 +102,17 @@ def test_defaults_of_absent_fields_are_those_of_types():
   expected = types.Task(
     id='t', instruction='x', tools=(), checklist=(criterion,)
   )
-  assert tasks.from_json(text) == expected
-  assert type(tasks.from_json(text).checklist[0].weight) is float
+  assert records.from_json(text) == expected
+  assert type(records.from_json(text).checklist[0].weight) is float
 
 
-@pytest.mark.parametrize('kind', sorted(tasks.SCHEMAS))
+@pytest.mark.parametrize('kind', sorted(records.SCHEMAS))
 def test_schema_is_a_schema_and_covers_every_field(kind):
-  jsonschema.Draft202012Validator.check_schema(tasks.SCHEMAS[kind])
+  jsonschema.Draft202012Validator.check_schema(records.SCHEMAS[kind])
   cls = {'task': types.Task, 'demonstration': types.Demonstration}[kind]
   fields = {field.name for field in dataclasses.fields(cls)}
-  assert set(tasks.SCHEMAS[kind]['properties']) == fields | {'kind'}
-  criterion = tasks.SCHEMAS['task']['properties']['checklist']['items']
+  assert set(records.SCHEMAS[kind]['properties']) == fields | {'kind'}
+  criterion = records.SCHEMAS['task']['properties']['checklist']['items']
   assert set(criterion['properties']) == {
     field.name for field in dataclasses.fields(types.Criterion)
   }
@@ -130,22 +132,22 @@ def test_schema_is_a_schema_and_covers_every_field(kind):
 )
 def test_to_json_names_record_and_field(fields, message):
   with pytest.raises(errors.UserError, match=f"task 't7': {message}"):
-    tasks.to_json(make_task('t7', **fields))
+    records.to_json(make_task('t7', **fields))
 
 
 def test_repeated_criterion_ids_are_refused():
   task = make_task('t')
   with pytest.raises(errors.UserError, match=r"checklist: criterion ids \['c'"):
-    tasks.to_json(make_task('t', checklist=(task.checklist[0],) * 2))
+    records.to_json(make_task('t', checklist=(task.checklist[0],) * 2))
 
 
 # Each spoils line 3 of a file whose lines 1 and 4 are good and 2 is blank.
 def _spoil(**fields):
-  return json.dumps({**json.loads(tasks.to_json(make_task('bad'))), **fields})
+  return json.dumps({**json.loads(records.to_json(make_task('bad'))), **fields})
 
 
 def _without(field):
-  value = json.loads(tasks.to_json(make_task('bad')))
+  value = json.loads(records.to_json(make_task('bad')))
   del value[field]
   return json.dumps(value)
 
@@ -183,12 +185,12 @@ HOSTILE = {
 @pytest.mark.parametrize('name', sorted(HOSTILE))
 def test_hostile_line_is_named(tmp_path, name):
   line, message = HOSTILE[name]
-  good = tasks.to_json(make_task('good'))
-  last = tasks.to_json(make_task('last'))
+  good = records.to_json(make_task('good'))
+  last = records.to_json(make_task('last'))
   path = tmp_path / 'user.jsonl'
   path.write_text(f'{good}\n  \n{line}\n{last}\n', encoding='utf-8')
   with pytest.raises(errors.UserError, match=message) as error:
-    tasks.write_dataset_from_jsonl(tmp_path / 'd', 'mine', {'train': path})
+    dataset.write_dataset_from_jsonl(tmp_path / 'd', 'mine', {'train': path})
   assert f'{path} line 3' in str(error.value)
   assert len(str(error.value)) < 1000
   assert not (tmp_path / 'd').exists()
@@ -196,11 +198,11 @@ def test_hostile_line_is_named(tmp_path, name):
 
 def test_forgiven_files(tmp_path):
   """BOM, CRLF, blank lines, no last newline, U+2028 inside a string."""
-  records = [make_task('a'), make_demonstration('b'), make_task('c')]
-  lines = '\r\n\r\n'.join(map(tasks.to_json, records))
+  given = [make_task('a'), make_demonstration('b'), make_task('c')]
+  lines = '\r\n\r\n'.join(map(records.to_json, given))
   path = tmp_path / 'user.jsonl'
   path.write_bytes(b'\xef\xbb\xbf' + lines.encode('utf-8'))
-  assert tasks.read_jsonl(path) == records
+  assert records.read_jsonl(path) == given
 
 
 @pytest.mark.parametrize('content', [b'\xff\xfe{\x00', b'{"a": "\xe9"}'])
@@ -208,12 +210,12 @@ def test_other_encodings_are_refused(tmp_path, content):
   path = tmp_path / 'user.jsonl'
   path.write_bytes(content)
   with pytest.raises(errors.UserError, match='line 1: not UTF-8'):
-    tasks.read_jsonl(path)
+    records.read_jsonl(path)
 
 
 def test_missing_file_is_a_user_error(tmp_path):
   with pytest.raises(errors.UserError, match='cannot read'):
-    tasks.read_jsonl(tmp_path / 'none.jsonl')
+    records.read_jsonl(tmp_path / 'none.jsonl')
 
 
 SPLITS = {
@@ -229,48 +231,52 @@ def _files(directory):
 
 
 def test_dataset_keeps_the_order_given_and_is_deterministic(tmp_path):
-  first = tasks.write_dataset(tmp_path / 'a', 'mine', SPLITS)
-  for split, records in SPLITS.items():
-    read = tasks.Records(first, split)
-    assert list(read) == records
-    assert read[len(records) - 1] == read[-1] == records[-1]
-    assert read[np.int64(1)] == records[1]
+  first = dataset.write_dataset(tmp_path / 'a', 'mine', SPLITS)
+  for split, given in SPLITS.items():
+    read = dataset.Records(first, split)
+    assert list(read) == given
+    assert read[len(given) - 1] == read[-1] == given[-1]
+    assert read[np.int64(1)] == given[1]
     with pytest.raises(IndexError):
-      read[len(records)]
+      read[len(given)]
   with pytest.raises(errors.UserError, match="no split 'dev', only"):
-    tasks.Records(first, 'dev')
-  second = tasks.write_dataset(tmp_path / 'b', 'mine', SPLITS)
+    dataset.Records(first, 'dev')
+  second = dataset.write_dataset(tmp_path / 'b', 'mine', SPLITS)
   assert _files(first) == _files(second)
 
 
 def test_order_holds_over_several_shards(tmp_path, monkeypatch):
   """TFDS cuts large splits into files; here small ones are cut."""
-  prepare = tasks.TaskDataset.download_and_prepare
+  prepare = dataset.TaskDataset.download_and_prepare
 
   def in_three_files(self):
-    config = tasks.tfds.download.DownloadConfig(num_shards=3)
+    config = dataset.tfds.download.DownloadConfig(num_shards=3)
     prepare(self, download_config=config)
 
-  monkeypatch.setattr(tasks.TaskDataset, 'download_and_prepare', in_three_files)
-  directory = tasks.write_dataset(tmp_path, 'mine', {'train': SPLITS['train']})
+  monkeypatch.setattr(
+    dataset.TaskDataset, 'download_and_prepare', in_three_files
+  )
+  directory = dataset.write_dataset(
+    tmp_path, 'mine', {'train': SPLITS['train']}
+  )
   assert len(list(pathlib.Path(directory).glob('*array_record*'))) == 3
-  assert list(tasks.Records(directory, 'train')) == SPLITS['train']
+  assert list(dataset.Records(directory, 'train')) == SPLITS['train']
 
 
 def test_equal_dataset_is_reused_and_another_refused(tmp_path):
-  directory = tasks.write_dataset(tmp_path, 'mine', SPLITS)
+  directory = dataset.write_dataset(tmp_path, 'mine', SPLITS)
   stamps = {p: p.stat().st_mtime_ns for p in pathlib.Path(directory).iterdir()}
-  assert tasks.write_dataset(tmp_path, 'mine', SPLITS) == directory
+  assert dataset.write_dataset(tmp_path, 'mine', SPLITS) == directory
   assert stamps == {p: p.stat().st_mtime_ns for p in stamps}
   swapped = {**SPLITS, 'train': SPLITS['train'][::-1]}
   with pytest.raises(errors.UserError, match='delete that directory, or'):
-    tasks.write_dataset(tmp_path, 'mine', swapped)
-  assert list(tasks.Records(directory, 'train')) == SPLITS['train']
+    dataset.write_dataset(tmp_path, 'mine', swapped)
+  assert list(dataset.Records(directory, 'train')) == SPLITS['train']
 
 
 @pytest.mark.parametrize('damage', ['info', 'shard', 'cut shard', 'metadata'])
 def test_half_written_dataset_is_rebuilt(tmp_path, damage):
-  directory = pathlib.Path(tasks.write_dataset(tmp_path, 'mine', SPLITS))
+  directory = pathlib.Path(dataset.write_dataset(tmp_path, 'mine', SPLITS))
   whole = _files(directory)
   shard = next(directory.glob('mine-train*'))
   if damage == 'info':
@@ -281,7 +287,7 @@ def test_half_written_dataset_is_rebuilt(tmp_path, damage):
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
   else:
     (directory / 'metadata.json').write_text('{')
-  tasks.write_dataset(tmp_path, 'mine', SPLITS)
+  dataset.write_dataset(tmp_path, 'mine', SPLITS)
   assert _files(directory) == whole
 
 
@@ -290,7 +296,7 @@ def test_foreign_files_are_not_deleted(tmp_path):
   foreign.parent.mkdir(parents=True)
   foreign.write_text('years of work')
   with pytest.raises(errors.UserError, match='thesis.txt'):
-    tasks.write_dataset(tmp_path, 'mine', SPLITS)
+    dataset.write_dataset(tmp_path, 'mine', SPLITS)
   assert foreign.read_text() == 'years of work'
 
 
@@ -311,22 +317,22 @@ def test_foreign_files_are_not_deleted(tmp_path):
 )
 def test_impossible_datasets(tmp_path, name, splits, message):
   with pytest.raises(errors.UserError, match=message):
-    tasks.write_dataset(tmp_path, name, splits)
+    dataset.write_dataset(tmp_path, name, splits)
 
 
 def test_silent_and_without_tensorflow_or_jax(tmp_path):
   """Writing and reading, in a process that says what it has imported."""
   path = tmp_path / 'user.jsonl'
-  path.write_text('\n'.join(map(tasks.to_json, SPLITS['train'])))
+  path.write_text('\n'.join(map(records.to_json, SPLITS['train'])))
   program = f"""
 import sys
 from absl import logging
-from envace_jax import tasks
+from envace_jax.tasks import dataset
 logging.set_verbosity(logging.INFO)
 where, splits = {str(tmp_path)!r}, {{'a': {str(path)!r}}}
-d = tasks.write_dataset_from_jsonl(where, 'mine', splits)
-assert tasks.write_dataset_from_jsonl(where, 'mine', splits) == d
-ids = [record.id for record in tasks.Records(d, 'a')]
+d = dataset.write_dataset_from_jsonl(where, 'mine', splits)
+assert dataset.write_dataset_from_jsonl(where, 'mine', splits) == d
+ids = [record.id for record in dataset.Records(d, 'a')]
 logging.set_verbosity(logging.WARNING)
 import tensorflow_datasets as tfds
 raw = tfds.builder_from_directory(d).as_data_source('a')
@@ -344,19 +350,19 @@ sys.exit(' '.join({{'tensorflow', 'jax', 'torch'}} & set(sys.modules)) or 0)
 
 @pytest.mark.parametrize('n', [1, 2, 7, 40])
 def test_every_epoch_is_a_permutation_and_epochs_differ(n):
-  order = tasks.Order(n, seed=5)
+  order = orders.Order(n, seed=5)
   epochs = order.batch_indices(0, 6 * n).reshape(6, n)
   assert (np.sort(epochs, 1) == np.arange(n)).all()
   if n >= 7:
     assert len({tuple(epoch) for epoch in epochs}) == 6
-    other = tasks.Order(n, seed=6).batch_indices(0, 6 * n)
+    other = orders.Order(n, seed=6).batch_indices(0, 6 * n)
     # Neighbouring seeds are not each other's epochs, shifted.
     assert not (other[: 5 * n].reshape(5, n) == epochs[1:]).all(1).any()
 
 
 def test_order_is_pinned():
   """Changing it breaks the resume of every run on disk."""
-  found = tasks.Order(7, seed=3).batch_indices(0, 14)
+  found = orders.Order(7, seed=3).batch_indices(0, 14)
   assert found.tolist() == GOLDEN
 
 
@@ -370,9 +376,9 @@ def test_order_is_pinned():
 def test_restart_and_sharding_equal_the_unbroken_order(
   n, cursor, local, processes
 ):
-  order, size = tasks.Order(n, seed=1), local * processes
+  order, size = orders.Order(n, seed=1), local * processes
   unbroken = order.batch_indices(cursor, 3 * size)
-  resumed = tasks.Order(n, seed=1).batch_indices(cursor + size, size)
+  resumed = orders.Order(n, seed=1).batch_indices(cursor + size, size)
   assert resumed.tolist() == unbroken[size : 2 * size].tolist()
   shards = [
     order.batch_indices(cursor, size, process=p, num_processes=processes)
@@ -382,7 +388,7 @@ def test_restart_and_sharding_equal_the_unbroken_order(
 
 
 def test_group_batches_resume_and_number_rows_globally():
-  order = tasks.Order(5, seed=0)
+  order = orders.Order(5, seed=0)
   batches = order.group_batches(2, groups=4, group_size=3)
   first, second = next(batches), next(batches)
   assert (
@@ -408,12 +414,12 @@ def test_group_batches_resume_and_number_rows_globally():
 @pytest.mark.parametrize(
   'call',
   [
-    lambda: tasks.Order(0, 1),
-    lambda: tasks.Order(3, -1),
-    lambda: tasks.Order(3, 1).batch_indices(-1, 2),
-    lambda: tasks.Order(3, 1).batch_indices(0, 3, num_processes=2),
-    lambda: tasks.Order(3, 1).batch_indices(0, 2, process=2, num_processes=2),
-    lambda: next(tasks.Order(3, 1).group_batches(0, groups=2, group_size=0)),
+    lambda: orders.Order(0, 1),
+    lambda: orders.Order(3, -1),
+    lambda: orders.Order(3, 1).batch_indices(-1, 2),
+    lambda: orders.Order(3, 1).batch_indices(0, 3, num_processes=2),
+    lambda: orders.Order(3, 1).batch_indices(0, 2, process=2, num_processes=2),
+    lambda: next(orders.Order(3, 1).group_batches(0, groups=2, group_size=0)),
   ],
 )
 def test_impossible_orders(call):

@@ -27,8 +27,9 @@ import dataclasses
 import jsonschema
 import numpy as np
 
-from envace_jax import tasks, types
+from envace_jax import types
 from envace_jax.evaluation import intervals
+from envace_jax.tasks import records
 
 Path = tuple[str | int, ...]
 Leaves = dict[Path, tuple[str, object]]
@@ -130,7 +131,7 @@ def _score(
 def parse(text: str) -> Leaves | None:
   """Flattened observation; None if the text is not strict JSON."""
   try:
-    return flatten(tasks.parse_json(text))
+    return flatten(records.parse_json(text))
   except (ValueError, RecursionError):
     return None
 
@@ -176,7 +177,7 @@ def restrict(leaves: Leaves, determinable: Sequence[Path]) -> Leaves:
 
 def _is_valid(comparison: Comparison) -> bool:
   try:
-    value = tasks.parse_json(comparison.rehearsed)
+    value = records.parse_json(comparison.rehearsed)
     if comparison.schema is not None and not _is_error(value):
       jsonschema.validate(value, comparison.schema)
   except (ValueError, RecursionError, jsonschema.ValidationError):

@@ -41,8 +41,8 @@ import dataclasses
 
 import numpy as np
 
-from envace_jax import tasks
 from envace_jax.evaluation import intervals
+from envace_jax.tasks import records
 
 OK = 'ok'
 UNPARSEABLE = 'unparseable'
@@ -99,7 +99,7 @@ SCORES = ('rehearsed', 'replay_transcript', 'replay_real', 'real')
 def outcome_class(observation: str) -> str:
   """OK, UNPARSEABLE, or 'error:<type>' for {"error": "<type>", ...}."""
   try:
-    value = tasks.parse_json(observation)
+    value = records.parse_json(observation)
   except (ValueError, RecursionError):
     return UNPARSEABLE
   error = value.get('error') if isinstance(value, dict) else None
