@@ -60,7 +60,11 @@ def main(argv: list[str] | None = None) -> int:
   try:
     command = _parse(argv)
     logging.set_verbosity(logging.INFO)
-    logging.get_absl_handler().addFilter(_is_ours)
+    logging.use_absl_handler()
+    logging.get_absl_handler().setFormatter(
+      python_logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S')
+    )
+    logging.get_absl_logger().addFilter(_is_ours)
     return _run(command)
   except errors.UserError as error:
     sys.stderr.write(f'envace: {error}\n')

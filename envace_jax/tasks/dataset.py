@@ -74,9 +74,7 @@ def write_dataset(
 ) -> str:
   """Writes, or finds again, a dataset; returns the directory to read from."""
   located = {
-    split: [
-      (f'{name}/{split}[{i}]', record) for i, record in enumerate(given)
-    ]
+    split: [(f'{name}/{split}[{i}]', record) for i, record in enumerate(given)]
     for split, given in splits.items()
   }
   return _write(data_dir, name, located)
