@@ -60,8 +60,12 @@ def _borrowed(setup: build.Setup, name: str) -> dict | None:
   source = pathlib.Path(mine.warm_start.workdir)
   file = source / 'evaluations' / 'warm_start.json'
   theirs = workdirs.load_config(str(source))
-  alike = ('seed', 'data', 'prompt', 'model', 'evaluation')
-  if not file.exists() or any(mine[key] != theirs[key] for key in alike):
+  alike = ('seed', 'data', 'prompt', 'model')
+  if (
+    not file.exists()
+    or mine.evaluation.samples != theirs.evaluation.samples
+    or any(mine[key] != theirs[key] for key in alike)
+  ):
     return None
   return json.loads(file.read_text())
 
