@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.get_absl_handler().setFormatter(
       python_logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S')
     )
-    logging.get_absl_logger().addFilter(_is_ours)
+    logging.get_absl_handler().addFilter(_is_ours)
     return _run(command)
   except errors.UserError as error:
     sys.stderr.write(f'envace: {error}\n')
