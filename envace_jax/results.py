@@ -54,17 +54,20 @@ def measure(setup: build.Setup, params, path: pathlib.Path, name: str) -> dict:
 
 def _borrowed(setup: build.Setup, name: str) -> dict | None:
   """The same warm start's numbers, where another run has measured them."""
-  mine = setup.config
-  if name != 'warm_start' or not mine.warm_start.workdir:
+  options = setup.config.warm_start
+  if name != 'warm_start' or not options.workdir:
     return None
-  source = pathlib.Path(mine.warm_start.workdir)
+  source = pathlib.Path(options.workdir)
   file = source / 'evaluations' / 'warm_start.json'
-  theirs = workdirs.load_config(str(source))
-  alike = ('seed', 'data', 'prompt', 'model')
-  if (
-    not file.exists()
-    or mine.evaluation.samples != theirs.evaluation.samples
-    or any(mine[key] != theirs[key] for key in alike)
+  mine, theirs = (
+    workdirs.flat(workdirs.to_json(config))
+    for config in (setup.config, workdirs.load_config(str(source)))
+  )
+  if not file.exists() or any(
+    mine[key] != theirs[key]
+    for key in mine
+    if key.startswith(('seed', 'data.', 'prompt.', 'model.'))
+    or key == 'evaluation.samples'
   ):
     return None
   return json.loads(file.read_text())

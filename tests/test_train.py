@@ -147,7 +147,7 @@ def test_sigterm_saves_and_exits_cleanly(unbroken, environment, tmp_path):
 
 
 @pytest.mark.parametrize('world', ['real', 'simulator', 'null', 'rehearsal'])
-def test_every_world_trains_from_the_same_warm_start(
+def test_every_world_trains_from_a_borrowed_warm_start(
   world, unbroken, environment, tmp_path
 ):
   workdir = tmp_path / world
@@ -155,16 +155,25 @@ def test_every_world_trains_from_the_same_warm_start(
     start(
       workdir,
       environment,
+      f'--config.warm_start.workdir={unbroken}',
       f'--config.rollout.world={world}',
       '--config.rollout.mode=host',
       '--config.rl.steps=2',
     )
   )
-  mine, theirs = lines(workdir), lines(unbroken)
-  assert mine[:12] == theirs[:12]
+  assert not (workdir / 'evaluations' / 'warm_start.json').exists()
+  summary = json.loads((workdir / 'summary.json').read_text())
+  theirs = json.loads((unbroken / 'summary.json').read_text())
+  assert (
+    summary['real_success']['warm_start']
+    == theirs['real_success']['warm_start']
+  )
+  mine, other = (
+    json.loads(line) for line in (lines(workdir)[0], lines(unbroken)[12])
+  )
+  assert mine['step'] == other['step'] == 13
   if world == 'rehearsal':  # the host's tokens are the device's
-    one, other = json.loads(mine[12]), json.loads(theirs[12])
-    assert one['rl/reward'] == other['rl/reward']
-    assert one['rl/act_tokens'] == other['rl/act_tokens']
+    assert mine['rl/reward'] == other['rl/reward']
+    assert mine['rl/act_tokens'] == other['rl/act_tokens']
   else:
-    assert json.loads(mine[12])['rl/rehearse_tokens'] == 0
+    assert mine['rl/rehearse_tokens'] == 0
