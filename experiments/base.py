@@ -19,7 +19,7 @@ def get_config() -> ml_collections.ConfigDict:
   c.data.world = 'small'  # 'small' | 'resampled' | 'jsonl'
   c.data.world_seed = 0  # contents of the database; not changed by `seed`
   c.data.num_train = 960  # tasks
-  c.data.num_dev = 96  # tasks; the only ones that may be tuned on
+  c.data.num_dev = 48  # tasks; the only ones that may be tuned on
   c.data.num_test = 120  # tasks, each of IID and OOD
   c.data.num_demonstrations = 4000
   c.data.habits = ml_collections.ConfigDict()  # shares of the demonstrations
@@ -60,14 +60,14 @@ def get_config() -> ml_collections.ConfigDict:
   c.rollout = ml_collections.ConfigDict()
   c.rollout.world = 'rehearsal'  # 'rehearsal' | 'real' | 'simulator' | 'null'
   c.rollout.mode = 'on_device'  # 'on_device' (rehearsal only) | 'host'
-  c.rollout.max_steps = 6  # answered tool calls per episode
+  c.rollout.max_steps = 5  # answered tool calls per episode
   c.rollout.max_action_tokens = 16
   c.rollout.max_observation_tokens = 24
   c.rollout.max_row_tokens = 160  # longer demonstrations are left out, whole
   c.rollout.prompt_tokens = 32  # every prompt without notes fits
   c.rollout.notes_prompt_tokens = 112  # every prompt with notes fits
   c.rollout.widths = (8, 32)  # windows in which rows are extended
-  c.rollout.ladder = (64, 96, 128, 160)  # cache lengths
+  c.rollout.ladder = (64, 160)  # cache lengths
   c.rollout.upstream_termination = False  # a tool error ends the episode
   for role in ('act', 'rehearse'):
     c.rollout[role] = ml_collections.ConfigDict()
@@ -81,7 +81,7 @@ def get_config() -> ml_collections.ConfigDict:
   # Supervised start, both roles, from recorded attempts good and bad.
   c.warm_start = ml_collections.ConfigDict()
   c.warm_start.workdir = ''  # take the warm start of this run; '' = make one
-  c.warm_start.steps = 260
+  c.warm_start.steps = 220
   c.warm_start.batch_size = 64  # rows
   c.warm_start.microbatches = 4
   c.warm_start.optimizer = _optimizer(learning_rate=2e-3, schedule='cosine')
@@ -104,10 +104,10 @@ def get_config() -> ml_collections.ConfigDict:
   c.rl.kl_rehearse = 0.0
   c.rl.normalizer = 'token'  # 'token' | 'role_token'
   c.rl.anchor_weight = 1.0  # NLL of recorded real observations
-  c.rl.anchor_batch_size = 32  # rows
+  c.rl.anchor_batch_size = 16  # rows
   c.rl.supervised_batch_size = 128  # objective='supervised': equal FLOPs
   c.rl.microbatches = 4
-  c.rl.row_buckets = (48, 64, 96)  # lengths a microbatch may be cut to
+  c.rl.row_buckets = (64, 96)  # lengths a microbatch may be cut to
   c.rl.logprob_chunk = 64  # time steps unembedded at once
   c.rl.optimizer = _optimizer(learning_rate=2e-4, schedule='constant')
 
@@ -121,7 +121,7 @@ def get_config() -> ml_collections.ConfigDict:
   c.private.attempts = 4  # private rehearsals per task; 0 = not measured
   c.private.max_notes = 4  # remembered calls
   c.private.temperatures = (0.0, 0.5)  # tuned on dev, for every arm
-  c.private.max_calls = (0, 1, 2, 3, 4, 6)  # caps on real calls compared
+  c.private.max_calls = (0, 1, 2, 3, 5)  # caps on real calls compared
   c.private.headline_calls = 1  # the cap quoted in the summary
 
   c.checkpoint = ml_collections.ConfigDict()
