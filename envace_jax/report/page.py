@@ -38,7 +38,7 @@ _TERMS = (
   ('warm start', 'the supervised policy that reinforcement starts from'),
   ('sampled, greedy', 'actions drawn at the sampling temperature, or the best'),
   ('private rehearsal', 'rehearsing a task before one committed execution'),
-  ('placebo', 'notes of equal length that carry no information'),
+  ('placebo', 'the notes of another task'),
   ('interval', '95 % interval for the mean over tasks'),
 )
 

@@ -20,7 +20,7 @@ measured `n` is 0 and the other three are null; NaN never appears. In words:
       optimism index: missed errors minus invented ones, in [-1, 1].
   private_rehearsal.{plain,rehearsed,placebo}
       success of one committed execution: without rehearsal, after private
-      rehearsals, and with notes of equal length that carry no information.
+      rehearsals, and with the notes of another task.
   private_rehearsal_by_cap   (optional)
       list of `{"cap": real calls allowed, "plain", "rehearsed", "placebo"}`.
   real_calls
