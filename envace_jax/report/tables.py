@@ -23,7 +23,7 @@ _ROWS = (  # (label, path, path at warm start, 'warm_start' or 'after' inside)
 _ARMS = (
   ('plain', 'no rehearsal', svg.NEUTRAL),
   ('rehearsed', 'notes from private rehearsals', svg.REHEARSED),
-  ('placebo', 'another task's notes', svg.FOURTH),
+  ('placebo', 'notes of another task', svg.FOURTH),
 )
 
 
