@@ -62,6 +62,7 @@ class Record:
   fraction_of_limit: float
   seconds: float  # median of REPEATS calls
   compiles: int  # programs, over all calls
+  compile_seconds: float
   peak_bytes: int  # of the device, else of this process, up to here
   params: int
   load: float  # one-minute mean of the machine
@@ -268,13 +269,15 @@ def measure_limits(mesh, dtype, bar) -> tuple[float, float]:
 def _time(works, compiles: process.CompileCounter, bar) -> dict[str, dict]:
   """Runs workloads in turn, so that a change of load meets all of them."""
   spent = {name: [] for name in works}
-  found = {name: {'compiles': 0} for name in works}
+  found = {name: {'compiles': 0, 'compile_seconds': 0.0} for name in works}
   for repeat in range(1 + REPEATS):
     for name, work in works.items():
-      first, start = compiles.count, time.perf_counter()
+      first, compiling = compiles.count, compiles.seconds
+      start = time.perf_counter()
       jax.block_until_ready(work.call())
       spent[name].append(time.perf_counter() - start)
       found[name]['compiles'] += compiles.count - first
+      found[name]['compile_seconds'] += compiles.seconds - compiling
       if not repeat:  # before another workload has raised it
         found[name]['peak_bytes'] = _peak_bytes()
       bar.advance()
@@ -310,13 +313,14 @@ def _print(records: list[Record], limits) -> None:
     f'GB/s\nmulti-turn overhead: {records[1].ratio_to_generate:.2f} x generate '
     f'per new token (at most {OVERHEAD_PROMISE} promised)',
   )
-  names = 'workload,tokens/s,of limit,seconds,compiles,peak MiB,load'
+  names = 'workload,tokens/s,of limit,seconds,compiles,in s,peak MiB,load'
   for name in names.split(','):
     table.add_column(name, justify='left' if name == 'workload' else 'right')
   for r in records:
     table.add_row(
       r.workload, f'{r.tokens_per_s:,.0f}', f'{r.fraction_of_limit:.0%}',
-      f'{r.seconds:.3f}', str(r.compiles), f'{r.peak_bytes / 2**20:,.0f}',
+      f'{r.seconds:.3f}', str(r.compiles), f'{r.compile_seconds:.1f}',
+      f'{r.peak_bytes / 2**20:,.0f}',
       f'{r.load:.1f}',
     )  # fmt: skip
   rich.console.Console().print(table)

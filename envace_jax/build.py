@@ -85,11 +85,13 @@ class Setup:
     shapes = jax.eval_shape(
       lambda: transformer.init_params(self.model, jax.random.key(0))
     )
+    left_out = len(self.data.demonstrations) - len(self.rows)
     return (
       f'{transformer.num_params(shapes):,} parameters, '
       f'{self.data.tokenizer.vocab_size} pieces, '
       f'{len(self.data.tasks["train"])} training tasks, '
-      f'{len(self.rows)} demonstrations, {self.mesh.size} device(s)'
+      f'{len(self.rows)} demonstrations ({left_out} too long), '
+      f'{self.mesh.size} device(s)'
     )
 
   def demonstrations_at(

@@ -14,7 +14,7 @@ from experiments import base
 
 COLUMNS = {
   'workload', 'tokens_per_s', 'fraction_of_limit', 'seconds', 'compiles',
-  'peak_bytes', 'params', 'load',
+  'compile_seconds', 'peak_bytes', 'params', 'load',
 }  # fmt: skip
 ROWS = 6
 
@@ -56,6 +56,7 @@ def test_records_count_what_was_sampled_and_compiled(config, written):
     assert record['tokens_per_s'] == pytest.approx(rate)
     assert 0 < record['fraction_of_limit'] < 2
     assert record['peak_bytes'] > 0 and record['params'] > 0
+    assert record['compile_seconds'] > 0
   # Prefill, one growth, a generation per rung; else one program each.
   compiles = {n: r['compiles'] for n, r in written.items()}
   assert compiles == {'generate': 4, 'rehearse': 1, 'train_step': 1}
