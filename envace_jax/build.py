@@ -152,6 +152,14 @@ def validate(config: ml_collections.ConfigDict) -> None:
       'rollout.upstream_termination reads observations, which the on-device '
       'program does not; set rollout.mode=host'
     )
+  if rl.objective == 'policy_gradient':
+    for role in ('act', 'rehearse'):
+      if rollout[role].top_k or rollout[role].top_p < 1:
+        raise errors.UserError(
+          f'rollout.{role}: training rescores under the temperature alone, so '
+          'top_k and top_p would bias the importance ratio; leave them at 0 '
+          'and 1.0'
+        )
   for phase, size in (
     ('warm_start', config.warm_start.batch_size),
     ('rl', rl.tasks_per_step * rl.group_size),

@@ -39,6 +39,7 @@ def envace(*arguments):
       ['divide', 'microbatches'],
     ),
     (['check', SMOKE, '--config.rollout.world=mars'], ['mars', 'rehearsal']),
+    (['check', SMOKE, '--config.rollout.act.top_k=5'], ['top_k', 'ratio']),
     (['check', SMOKE, '--config.rollout.world=real'], ['rollout.mode=host']),
     (['check', SMOKE, '--config.model.num_heads=3'], ['num_heads=3']),
     (['check', SMOKE, '--config.mesh.tensor=4096'], ['4096']),
