@@ -21,6 +21,7 @@ _STYLES = {
   types.Author.REHEARSE: 'yellow',
   types.Author.WORLD: 'blue',
   types.Author.USER: 'green',
+  types.Author.COPIED: 'cyan',
 }
 
 

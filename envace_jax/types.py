@@ -32,6 +32,7 @@ class Author(enum.IntEnum):
   REHEARSE = 3  # sampled by the policy in the REHEARSE role, stop included
   WORLD = 4  # an observation written by someone other than the policy
   USER = 5  # a scripted later user turn
+  COPIED = 6  # sampled by the policy in another view's row, and trained there
 
 
 AUTHOR_OF_ROLE = {Role.ACT: Author.ACT, Role.REHEARSE: Author.REHEARSE}
@@ -42,6 +43,10 @@ class StopReason(enum.Enum):
 
   REPLIED = 'replied'  # ACT answered the user without a tool call
   MAX_STEPS = 'max_steps'  # one more tool call than `max_steps` allows
+  PARALLEL_CALLS = 'parallel_calls'  # more calls in one action than allowed
+  MAX_ACTIONS = 'max_actions'  # ACT spoke as often as it may
+  MAX_USER_TURNS = 'max_user_turns'  # the script has more turns than allowed
+  REQUIREMENT_UNMET = 'requirement_unmet'  # the next turn needs a failed item
   CALL_BUDGET = 'call_budget'  # no real tool call left to spend
   ACTION_TRUNCATED = 'action_truncated'  # ACT hit its per-action token limit
   OBSERVATION_TRUNCATED = 'observation_truncated'  # REHEARSE hit its limit
@@ -65,6 +70,14 @@ class ToolCall:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+  """A real tool call and what really answered it."""
+
+  call: ToolCall
+  observation_text: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ParseError:
   """Model text that is not a tool call, and why. Never raised."""
 
@@ -84,6 +97,7 @@ class Criterion:
   id: str
   question: str
   check: Json
+  turn: int = 0  # the user turn it judges, from 0
   weight: float = 1.0
   focus_on: str = 'reply'  # 'tool_calls' | 'tool.content' | 'reply' | 'state'
   required: bool = True  # success needs every required criterion to PASS
@@ -111,17 +125,21 @@ class Task:
   family: str = ''
   plan: Sequence[ToolCall] = ()
   plan_reply: str = ''
-  user_turns: Sequence[str] = ()
+  user_turns: Sequence[str] = ()  # scripted, after the instruction
+  system: str = ''  # a system prompt of the task's own
+  records: Sequence[Record] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-  """One action and the observation that answered it."""
+  """One tool call and the observation that answered it."""
 
   action: ToolCall | ParseError
-  action_text: str
+  action_text: str  # the whole message, which may hold several calls
   observation_text: str
   author: Author = Author.WORLD  # who wrote the observation
+  turn: int = 0  # user turn, from 0
+  message: int = 0  # which of the episode's actions, replies counted, from 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,10 +149,12 @@ class Demonstration:
   task_id: str
   instruction: str
   steps: Sequence[Step]
-  reply: str
+  reply: str  # to the last user turn
   notes: str = ''  # rehearsal memory shown in the prompt, '' for none
   habit: str = ''  # how the attempt was made, for statistics only
   tools: Sequence[Json] = ()
+  user_turns: Sequence[str] = ()  # after the instruction
+  turn_replies: Sequence[str] = ()  # to the instruction and all but the last
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,8 +200,9 @@ class Episode:
   authors: np.ndarray  # [T] int8, values of Author
   logprobs: np.ndarray  # [T] float32
   steps: Sequence[Step]
-  reply: str | None  # None unless stop_reason is REPLIED
+  reply: str | None  # to the last user turn; None unless REPLIED
   stop_reason: StopReason
+  turn_replies: Sequence[str] = ()  # to the user turns before the last one
   real_calls: int = 0  # tool calls spent in the real environment
   state_hash: str | None = None  # final real state, for evaluation only
   notes: str = ''

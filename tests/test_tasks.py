@@ -38,6 +38,13 @@ def make_task(name: str, **fields) -> types.Task:
     environment={'seed': 2**70, 'nested': [{'a': [1.5, None, True]}]},
     plan=(types.ToolCall(name='get', arguments={'id': 'O1'}),),
     user_turns=('thanks',),
+    system='Be brief.',
+    records=(
+      types.Record(
+        call=types.ToolCall(name='get', arguments={'id': 'O1'}),
+        observation_text='{}',
+      ),
+    ),
   )
   return dataclasses.replace(base, **fields)
 
@@ -55,8 +62,12 @@ def make_demonstration(name: str) -> types.Demonstration:
         action_text='{',
         observation_text='{"error": "x"}',
         author=types.Author.REHEARSE,
+        turn=1,
+        message=2,
       ),
     ),
+    user_turns=('And now?',),
+    turn_replies=('no',),
     reply='sent',
   )
 

@@ -30,6 +30,7 @@ AUTHORS = {
   'REHEARSE': 'the policy, answering its own call',
   'WORLD': 'the real environment',
   'USER': 'a scripted later user turn',
+  'COPIED': "the policy, in the other role's own row",
 }
 MAX_SPAN_CHARS = 4000
 MAX_PARTS = 200  # merged spans, or steps, shown of one episode
@@ -37,7 +38,7 @@ MAX_PARTS = 200  # merged spans, or steps, shown of one episode
 STYLE = """
 .tr{--ink:#1d1c1a;--soft:#66635c;--line:#e2dfd8;--card:#fff;
 --prompt:#6b6860;--forced:#8b877e;--act:#7a4fb5;--rehearse:#c4560b;
---world:#0b6bb0;--user:#00795c;--bad:#b3261e;--good:#2f6f3a;
+--world:#0b6bb0;--user:#00795c;--copied:#a8730b;--bad:#b3261e;--good:#2f6f3a;
 color:var(--ink);font:14px/1.5 ui-sans-serif,system-ui,-apple-system,
 'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif}
 .tr.alone{background:var(--card);padding:12px 14px}
@@ -49,6 +50,7 @@ padding:0;list-style:none;color:var(--soft);font-size:12.5px}
 .tr .PROMPT{--c:var(--prompt)}.tr .FORCED{--c:var(--forced)}
 .tr .ACT{--c:var(--act)}.tr .REHEARSE{--c:var(--rehearse)}
 .tr .WORLD{--c:var(--world)}.tr .USER{--c:var(--user)}
+.tr .COPIED{--c:var(--copied)}
 .tr pre{margin:0;white-space:pre-wrap;overflow-wrap:anywhere;
 font:12.5px/1.55 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 .tr .row span{background:color-mix(in srgb,var(--c) 13%,transparent);
@@ -75,7 +77,7 @@ letter-spacing:.03em;margin-bottom:1px}
   'DARK',
   '--ink:#e9e7e2;--soft:#a5a29b;--line:#35373c;--card:#1c1d20;'
   '--prompt:#b3b0a8;--forced:#8f8c85;--act:#bd9bf0;--rehearse:#f2995c;'
-  '--world:#6fb6f0;--user:#54c3a2;--bad:#ff8a80;--good:#8fce9b',
+  '--world:#6fb6f0;--user:#54c3a2;--copied:#e0b252;--bad:#ff8a80;--good:#8fce9b',
 )
 
 _PIECES = re.compile(r'<\|\w+\|>|</?tool_(?:call|response)>')

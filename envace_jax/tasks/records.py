@@ -25,6 +25,7 @@ Located = tuple[str, Record]  # where it was found, for messages
 _TEXT = {'type': 'string'}
 _NAME = {'type': 'string', 'minLength': 1}
 _FREE = {'type': 'object'}  # any JSON object
+_INDEX = {'type': 'integer', 'minimum': 0}
 
 
 def _array(items: types.Json) -> types.Json:
@@ -45,6 +46,7 @@ _CALL = _object({'name': _NAME, 'arguments': _FREE}, {})
 _CRITERION = _object(
   {'id': _NAME, 'question': _TEXT, 'check': _FREE},
   {
+    'turn': _INDEX,
     'weight': {'type': 'number', 'minimum': 0, 'maximum': 1e6},
     'focus_on': {'enum': ['tool_calls', 'tool.content', 'reply', 'state']},
     'required': {'type': 'boolean'},
@@ -66,8 +68,13 @@ _STEP = _object(
     'action_text': _TEXT,
     'observation_text': _TEXT,
   },
-  {'author': {'enum': [author.name for author in types.Author]}},
+  {
+    'author': {'enum': [author.name for author in types.Author]},
+    'turn': _INDEX,
+    'message': _INDEX,
+  },
 )
+_RECORD = _object({'call': _CALL, 'observation_text': _TEXT}, {})
 _TOOL = {
   'type': 'object',
   'properties': {
@@ -97,7 +104,9 @@ SCHEMAS = {
       'family': _TEXT,
       'plan': {**_array(_CALL), 'description': 'an oracle solution'},
       'plan_reply': _TEXT,
-      'user_turns': _array(_TEXT),
+      'user_turns': {**_array(_TEXT), 'description': 'after the instruction'},
+      'system': _TEXT,
+      'records': {**_array(_RECORD), 'description': 'real, for REHEARSE only'},
     },
   ),
   'demonstration': _object(
@@ -108,7 +117,13 @@ SCHEMAS = {
       'steps': _array(_STEP),
       'reply': _TEXT,
     },
-    {'notes': _TEXT, 'habit': _TEXT, 'tools': _array(_TOOL)},
+    {
+      'notes': _TEXT,
+      'habit': _TEXT,
+      'tools': _array(_TOOL),
+      'user_turns': _array(_TEXT),
+      'turn_replies': _array(_TEXT),
+    },
   ),
 }
 _VALIDATORS = {
@@ -287,6 +302,10 @@ def _step(value: types.Json) -> types.Step:
   return types.Step(**{**value, 'action': make(**action), 'author': author})
 
 
+def _call(value: types.Json) -> types.ToolCall:
+  return types.ToolCall(**value)
+
+
 def _fields(value: types.Json, **make) -> dict:
   """Keyword arguments, each array mapped over by its `make`."""
   made = {k: tuple(map(f, value[k])) for k, f in make.items() if k in value}
@@ -300,11 +319,16 @@ def _task(value: types.Json) -> types.Task:
       tools=dict,
       checklist=_criterion,
       evaluation=_criterion,
-      plan=lambda call: types.ToolCall(**call),
+      plan=_call,
       user_turns=str,
+      records=lambda record: types.Record(
+        **{**record, 'call': _call(record['call'])}
+      ),
     )
   )
 
 
 def _demonstration(value: types.Json) -> types.Demonstration:
-  return types.Demonstration(**_fields(value, steps=_step, tools=dict))
+  return types.Demonstration(
+    **_fields(value, steps=_step, tools=dict, user_turns=str, turn_replies=str)
+  )
