@@ -51,11 +51,11 @@ def prepare(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> Data:
   directory = workdir / 'data'
   try:
     records = _stored(config, directory)
+    tasks = {split: records[split] for split in SPLITS}
+    for task in (task for split in tasks.values() for task in split):
+      checklist.validate_task(task)
   except (ValueError, OSError) as error:
     raise errors.UserError(f'data: {error}') from error
-  tasks = {split: records[split] for split in SPLITS}
-  for task in (task for split in tasks.values() for task in split):
-    checklist.validate_task(task)
   demonstrations = records[_DEMONSTRATIONS]
   tokenizer = _tokenizer(config, directory, demonstrations)
   return Data(
