@@ -5,6 +5,8 @@ reader and one meaning. Whatever is impossible is refused here, before anything
 compiles.
 """
 
+import dataclasses
+import functools
 import pathlib
 
 import jax
@@ -24,8 +26,9 @@ from envace_jax.model import sharding, transformer
 from envace_jax.rollout import collect
 from envace_jax.sampling import generator, keys, samplers
 from envace_jax.tasks import order
+from envace_jax.text import rehearse_prompt
 from envace_jax.worlds import base as worlds
-from envace_jax.worlds import real, rehearsal, simulator
+from envace_jax.worlds import own_row, real, rehearsal
 
 WORLDS = ('rehearsal', 'real', 'simulator', 'null')
 NULL_OBSERVATION = '{"status": "ok"}'
@@ -36,13 +39,18 @@ class Setup:
 
   def __init__(self, config: ml_collections.ConfigDict, path: pathlib.Path):
     validate(config)
-    self.config = config
+    self.config, self.path = config, path
     self.data = datasets.prepare(config, path)
-    self.rows = datasets.rows(self.data, config.rollout.max_row_tokens)
+    self.rows = datasets.rows(
+      self.data,
+      config.rollout.max_row_tokens,
+      self._rehearse_prompt(0) if config.rollout.view == 'split' else None,
+    )
     self.private = private_settings(config)
     self.mesh = sharding.make_mesh(**config.mesh.to_dict())
     self.model = model(config, self.data.tokenizer.vocab_size)
     self.decoder = decoder(config, self.model, self.data.template.stop_id)
+    self._check_user_turns()
     longest = datasets.longest_prompt(self.data)
     if longest > config.rollout.prompt_tokens:
       raise errors.UserError(
@@ -63,6 +71,7 @@ class Setup:
         is_write=desk_tasks.is_write,
         determinable=desk.determinable,
       ),
+      rehearsed_world=lambda params: self.rehearsed_world(params, 0),
       rows=config.evaluation.batch_tasks * config.evaluation.samples,
       notes_prompt_tokens=config.rollout.notes_prompt_tokens,
       key=keys.stream(config.seed, 'evaluation', 0),
@@ -79,6 +88,16 @@ class Setup:
       name: order.Order(len(self.rows), seed=config.seed + salt)
       for salt, name in enumerate(('warm_start', 'supervised', 'anchor'))
     }
+
+  def _check_user_turns(self) -> None:
+    if self.config.rollout.mode == 'host':
+      return
+    for task in self.data.tasks['train']:
+      if task.user_turns:
+        raise errors.UserError(
+          f'task {task.id} has later user turns, which the on-device program '
+          'does not script; set rollout.mode=host'
+        )
 
   def describe(self) -> str:
     """One line for a person."""
@@ -116,21 +135,64 @@ class Setup:
     """Host rows onto the mesh; None stays None."""
     return None if batch is None else sharding.place_batch(batch, self.mesh)
 
-  def training_world(self, warm_params, step: int) -> worlds.World | None:
+  def training_world(
+    self, params, simulator_params, step: int
+  ) -> worlds.World | None:
     """Who answers while training; None: the policy, on the device."""
-    rollout = self.config.rollout
-    if rollout.world == 'real':
+    world = self.config.rollout.world
+    if world == 'real':
       return real.RealWorld(self.data.make_environment)
-    if rollout.world == 'null':
+    if world == 'null':
       return real.NullWorld(NULL_OBSERVATION)
-    if rollout.world == 'simulator':
-      return simulator.SimulatedWorld(
-        self.decoder,
-        self.data.template,
-        warm_params,
-        keys.stream(self.config.seed, 'simulator', step),
-      )
+    if world == 'simulator':
+      return self._own_row_world(simulator_params, step, trained=False)
+    return self.rehearsed_world(params, step)
+
+  def rehearsed_world(self, params, step: int) -> worlds.World | None:
+    """The policy's own world; None: in ACT's row, on the device."""
+    rollout = self.config.rollout
+    if rollout.view == 'split':
+      return self._own_row_world(params, step, trained=True)
     return None if rollout.mode == 'on_device' else rehearsal.RehearsedWorld()
+
+  def _own_row_world(self, params, step: int, *, trained: bool):
+    if self.config.rollout.view == 'split':
+      opening = self._rehearse_prompt(step)
+      width = self.config.rollout.rehearse_prompt_tokens
+    else:
+      opening = lambda task: self.data.template.prompt(
+        task.instruction, '', task.tools, task.system
+      )
+      width = self.config.rollout.prompt_tokens
+    return own_row.OwnRowWorld(
+      dataclasses.replace(self.decoder, prompt_tokens=width),
+      self.data.template,
+      params,
+      opening,
+      trained=trained,
+    )
+
+  def _rehearse_prompt(self, step: int) -> rehearse_prompt.RehearsePrompt:
+    c = self.config.prompt.rehearse
+    return rehearse_prompt.RehearsePrompt(
+      template=datasets.template(self.config, self.data.tokenizer, c.tools),
+      instructions=c.instructions,
+      records=c.records,
+      max_records=c.max_records,
+      keep=c.keep,
+      max_tokens=self.config.rollout.rehearse_prompt_tokens,
+      salt=step,
+      others=self._records if c.records == 'others' else (),
+    )
+
+  @functools.cached_property
+  def _records(self) -> list[types.Record]:
+    """Real exchanges of all training tasks, each once."""
+    found = {}
+    for task in self.data.tasks['train']:
+      for record in task.records:
+        found.setdefault(repr(record), record)
+    return list(found.values())
 
 
 def validate(config: ml_collections.ConfigDict) -> None:
@@ -138,6 +200,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
   rollout, rl = config.rollout, config.rl
   _one_of('rollout.world', rollout.world, WORLDS)
   _one_of('rollout.mode', rollout.mode, ('on_device', 'host'))
+  _one_of('rollout.view', rollout.view, ('joint', 'split'))
   _one_of('rl.objective', rl.objective, ('policy_gradient', 'supervised'))
   _one_of('rl.baseline', rl.baseline, ('shared', 'role'))
   _one_of('rl.weighting', rl.weighting, ('episode', 'row'))
@@ -146,6 +209,19 @@ def validate(config: ml_collections.ConfigDict) -> None:
     raise errors.UserError(
       f'rollout.world={rollout.world!r} needs the host to answer; set '
       'rollout.mode=host'
+    )
+  if rollout.mode == 'on_device' and rollout.view == 'split':
+    raise errors.UserError(
+      "rollout.view='split' needs two rows an episode, which the host moves; "
+      'set rollout.mode=host'
+    )
+  if rollout.mode == 'on_device' and (
+    rollout.max_parallel_calls > 1 or rollout.max_actions <= rollout.max_steps
+  ):
+    raise errors.UserError(
+      'the on-device program answers one call an action and counts calls, not '
+      'actions; set rollout.mode=host, or rollout.max_parallel_calls=1 and '
+      'rollout.max_actions above rollout.max_steps'
     )
   if rollout.mode == 'on_device' and rollout.upstream_termination:
     raise errors.UserError(
@@ -219,6 +295,9 @@ def decoder(
     model=network,
     limits=types.Limits(
       max_steps=c.max_steps,
+      max_actions=c.max_actions,
+      max_user_turns=c.max_user_turns,
+      max_parallel_calls=c.max_parallel_calls,
       max_action_tokens=c.max_action_tokens,
       max_observation_tokens=c.max_observation_tokens,
       max_row_tokens=c.max_row_tokens,

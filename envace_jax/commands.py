@@ -8,10 +8,8 @@ import sys
 import rich.console
 import rich.text
 
-from envace_jax import build, errors, results, types, workdirs
+from envace_jax import build, errors, restore, results, types, workdirs
 from envace_jax.evaluation import replay
-from envace_jax.learning import checkpoints
-from envace_jax.learning import step as learning
 from envace_jax.text import template as templates
 
 _STYLES = {
@@ -41,21 +39,9 @@ def load(workdir: str) -> Trained:
   Raises:
     UserError: no run, or no checkpoint yet.
   """
-  path = pathlib.Path(workdir)
-  setup = build.Setup(workdirs.load_config(workdir), path)
-  for phase in ('rl', 'warm_start'):
-    if not (path / 'checkpoints' / phase).is_dir():
-      continue
-    saves = checkpoints.Checkpointer(
-      path / 'checkpoints' / phase, read_only=True
-    )
-    step = saves.latest_step()
-    if step is not None:
-      tx = build.optimizer(setup.config[phase])
-      abstract = learning.abstract_state(setup.model, tx, setup.mesh)
-      state, _ = saves.restore(abstract)
-      return Trained(setup=setup, params=state.params, phase=phase, step=step)
-  raise errors.UserError(f'{workdir} has no checkpoint yet; train it first')
+  setup = build.Setup(workdirs.load_config(workdir), pathlib.Path(workdir))
+  phase, step, params = restore.newest(workdir, setup)
+  return Trained(setup=setup, params=params, phase=phase, step=step)
 
 
 def evaluate(workdir: str) -> int:
@@ -100,11 +86,11 @@ def rehearse(workdir: str, split: str, index: int) -> int:
 def coloured(
   template: templates.Template, episode: types.Episode
 ) -> rich.text.Text:
-  """A row as text, one line a span, coloured by author."""
-  text = rich.text.Text()
-  for author, start, stop in templates.runs(episode.authors):
+  """What ACT read as text, one line a span, coloured by author."""
+  text, row = rich.text.Text(), episode.rows[0]
+  for author, start, stop in templates.runs(row.authors):
     author = types.Author(author)
-    span = template.literal(episode.tokens[start:stop])
+    span = template.literal(row.tokens[start:stop])
     ending = ' ' if author is types.Author.FORCED else '\n'
     text.append(span + ending, _STYLES[author])
   return text

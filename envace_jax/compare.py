@@ -5,15 +5,20 @@ directory. Runs that differ in nothing but the seed are one arm. A difference is
 taken task by task within a seed, then averaged; its interval is a two-level
 bootstrap over seeds and tasks (`evaluation.intervals`), with the exact
 sign-flip p over seeds beside it. Only seeds that both sides have are used.
+
+Honesty and private rehearsal are compared between seeds: a measure of a run is
+one number, and its interval a paired t over seeds.
 """
 
 import collections
 from collections.abc import Mapping
 import dataclasses
+import itertools
 import json
 import pathlib
 import sys
 
+from absl import logging
 import numpy as np
 import rich.console
 import rich.table
@@ -22,9 +27,23 @@ from envace_jax import errors, workdirs
 from envace_jax.evaluation import intervals
 
 TABLES = ('sampled/iid', 'greedy/iid', 'sampled/ood', 'greedy/ood')
+MEASURES = (
+  'rehearsed_success',
+  'gap',
+  'fidelity',
+  'error_recall',
+  'optimism_index',
+)
 _SEED = 0
-# What may differ between the runs of one arm.
-_NOT_AN_ARM = ('seed', 'warm_start.workdir', 'private.attempts')
+# What may differ between the runs of one arm. Host and device rollouts give the
+# same tokens.
+_NOT_AN_ARM = (
+  'seed',
+  'warm_start.workdir',
+  'private.attempts',
+  'evaluation.every',
+  'rollout.mode',
+)
 
 Outcomes = Mapping[str, float]  # task id -> mean success over its samples
 
@@ -35,6 +54,7 @@ class Run:
   seed: int
   before: Mapping[str, Outcomes]  # by table
   after: Mapping[str, Outcomes]
+  measured: tuple[dict, dict]  # evaluations/*.json, before and after
 
 
 def run(directory: str) -> int:
@@ -67,30 +87,100 @@ def run(directory: str) -> int:
                      | change)  # fmt: skip
     console.print(shown)
     records += _between(arms, table, console)
+  for arm, seeds in arms.items():
+    records += _measures(arm, list(seeds.values()), console)
+    records += _private(arm, list(seeds.values()), console)
   sys.stdout.write(json.dumps(records, indent=1) + '\n')
   return 0
 
 
 def _between(arms, table: str, console) -> list[dict]:
-  """The first arm against every other, after training."""
-  first, *others = arms
-  if not others:
-    return []
-  shown = rich.table.Table(title=f'{first}, minus ({table}, after)')
-  for column in ('arm', 'seeds', 'difference', 'p'):
+  """Every arm against every other, after training."""
+  shown = rich.table.Table(title=f'arm minus another ({table}, after)')
+  for column in ('arm', 'another', 'seeds', 'difference', 'p'):
     shown.add_column(column)
   records = []
-  for arm in others:
-    seeds = sorted(set(arms[first]) & set(arms[arm]))
+  for arm, other in itertools.combinations(arms, 2):
+    seeds = sorted(set(arms[arm]) & set(arms[other]))
     if not seeds:
       continue
     change = difference(
-      [(arms[first][s].after[table], arms[arm][s].after[table]) for s in seeds]
+      [(arms[arm][s].after[table], arms[other][s].after[table]) for s in seeds]
     )
-    shown.add_row(arm, str(len(seeds)), *_text(change))
-    records.append({'table': table, 'arm': first, 'against': arm} | change)
-  console.print(shown)
+    shown.add_row(arm, other, str(len(seeds)), *_text(change))
+    records.append({'table': table, 'arm': arm, 'against': other} | change)
+  if records:
+    console.print(shown)
   return records
+
+
+def _measures(arm: str, runs: list[Run], console) -> list[dict]:
+  """What became of the rehearsed world's honesty."""
+  shown = rich.table.Table(title=f'{arm}: honesty, {len(runs)} seeds')
+  for column in ('measure', 'before', 'after', 'after - before', 'p'):
+    shown.add_column(column)
+  records = []
+  for name in MEASURES:
+    pairs = [
+      tuple(side[name]['mean'] for side in run.measured)
+      for run in runs
+      if all(
+        side.get(name, {}).get('mean') is not None for side in run.measured
+      )
+    ]
+    if not pairs:
+      continue
+    change = _over_seeds([after - before for before, after in pairs])
+    means = [f'{np.mean(side):.3f}' for side in zip(*pairs, strict=True)]
+    shown.add_row(name, *means, *_text(change))
+    records.append({'table': name, 'arm': arm, 'against': 'before'} | change)
+  if records:
+    console.print(shown)
+  return records
+
+
+def _private(arm: str, runs: list[Run], console) -> list[dict]:
+  """Private rehearsal against plain execution, at equal real calls."""
+  shown = rich.table.Table(title=f'{arm}: private rehearsal')
+  for column in (
+    'policy', 'calls', 'seeds', 'plain', 'rehearsed', 'placebo',
+    'rehearsed - plain', 'p',
+  ):  # fmt: skip
+    shown.add_column(column)
+  records = []
+  for phase, policy in enumerate(('warm start', 'after')):
+    by_cap = collections.defaultdict(list)
+    for run in runs:
+      for line in run.measured[phase].get('private_rehearsal_by_cap', ()):
+        by_cap[line['cap']].append(
+          {k: line[k]['mean'] for k in ('plain', 'rehearsed', 'placebo')}
+        )
+    for cap, lines in by_cap.items():
+      change = _over_seeds(
+        [line['rehearsed'] - line['plain'] for line in lines]
+      )
+      means = [f'{np.mean([line[k] for line in lines]):.3f}' for k in lines[0]]
+      shown.add_row(policy, str(cap), str(len(lines)), *means, *_text(change))
+      records.append(
+        {'table': f'private/{cap}', 'arm': f'{arm}, {policy}',
+         'against': 'plain'} | change
+      )  # fmt: skip
+  if records:
+    console.print(shown)
+  return records
+
+
+def _over_seeds(differences: list[float]) -> dict:
+  """Mean over seeds, its t interval and the exact sign-flip p."""
+  interval, _ = intervals.paired_t(differences)
+  return {
+    'seeds': len(differences),
+    'mean': interval.mean,
+    'lo': interval.lo,
+    'hi': interval.hi,
+    'p': intervals.sign_flip_p(differences),
+    'by_seed': [round(x, 4) for x in differences],
+  }
 
 
 def difference(pairs: list[tuple[Outcomes, Outcomes]]) -> dict:
@@ -118,19 +208,18 @@ def load(directory: pathlib.Path) -> list[Run]:
   found = []
   for file in sorted(directory.glob('**/config.json')):
     workdir = file.parent
-    evaluations = [
+    files = [
       workdir / 'evaluations' / f'{name}.json'
       for name in ('warm_start', 'after')
     ]
     config = json.loads(file.read_text())
     borrowed = config['warm_start']['workdir']
-    if borrowed and not evaluations[0].exists():
-      evaluations[0] = (
-        pathlib.Path(borrowed) / 'evaluations' / 'warm_start.json'
-      )
-    if all(path.exists() for path in evaluations):
-      before, after = (_outcomes(path) for path in evaluations)
-      found.append((config, before, after))
+    if borrowed and not files[0].exists():
+      files[0] = pathlib.Path(borrowed) / 'evaluations' / 'warm_start.json'
+    if missing := [str(path) for path in files if not path.exists()]:
+      logging.warning('%s is left out: no %s', workdir, ', '.join(missing))
+      continue
+    found.append((config, *(json.loads(path.read_text()) for path in files)))
   if not found:
     raise errors.UserError(
       f'{directory} holds no finished run (evaluations/after.json); '
@@ -146,15 +235,22 @@ def load(directory: pathlib.Path) -> list[Run]:
   runs = []
   for (config, before, after), flat in zip(found, flats, strict=True):
     arm = ', '.join(f'{key}={flat.get(key)}' for key in varied) or 'the run'
-    runs.append(Run(arm=arm, seed=config['seed'], before=before, after=after))
+    runs.append(
+      Run(
+        arm=arm,
+        seed=config['seed'],
+        before=_outcomes(before),
+        after=_outcomes(after),
+        measured=(before, after),
+      )
+    )
   return sorted(runs, key=lambda one: (one.arm, one.seed))
 
 
-def _outcomes(path: pathlib.Path) -> dict[str, Outcomes]:
+def _outcomes(measured: dict) -> dict[str, Outcomes]:
   """Judged attempts per task, averaged; unjudged ones are left out."""
-  tables = json.loads(path.read_text())['outcomes']
   means = {}
-  for name, rows in tables.items():
+  for name, rows in measured['outcomes'].items():
     by_task = collections.defaultdict(list)
     for task, success in rows:
       if success is not None:

@@ -62,7 +62,7 @@ def prepare(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> Data:
     tasks=tasks,
     demonstrations=demonstrations,
     tokenizer=tokenizer,
-    template=templates.Template(tokenizer, config.prompt.tools),
+    template=template(config, tokenizer, config.prompt.tools),
     make_environment=functools.partial(desk.Desk, desk_config(config)),
   )
 
@@ -73,15 +73,42 @@ def desk_config(config: ml_collections.ConfigDict) -> desk_data.DeskConfig:
   return dataclasses.replace(size, seed=config.data.world_seed)
 
 
-def rows(data: Data, limit: int) -> list[tuple]:
+def template(
+  config: ml_collections.ConfigDict,
+  tokenizer: tokenizers.Tokenizer,
+  tools: str,
+) -> templates.Template:
+  """The row format; prompts say of the tools what `tools` says."""
+  parallel = config.rollout.max_parallel_calls > 1
+  return templates.Template(tokenizer, tools, parallel=parallel)
+
+
+def rows(
+  data: Data,
+  limit: int,
+  rehearse_prompt: Callable[[types.Task], templates.Span] | None,
+) -> list[templates.Span]:
   """Demonstrations as (ids, authors) rows of at most `limit` tokens.
 
-  A longer one is left out whole, never cut.
+  One row each; under split views, where `rehearse_prompt` opens REHEARSE's own
+  rows, two. A longer one is left out whole, never cut.
 
   Raises:
     UserError: nothing is left.
   """
-  made = [data.template.demonstration(demo) for demo in data.demonstrations]
+  tasks = {task.id: task for task in data.tasks['train']}
+  made = []
+  for demo in data.demonstrations:
+    if rehearse_prompt is None:
+      made.append(data.template.demonstration(demo))
+      continue
+    task = tasks[demo.task_id]
+    act_prompt = data.template.prompt(
+      demo.instruction, demo.notes, demo.tools, task.system
+    )
+    made += data.template.demonstration_views(
+      demo, (act_prompt, rehearse_prompt(task))
+    )
   kept = [row for row in made if len(row[0]) <= limit]
   if not kept:
     raise errors.UserError(
@@ -94,7 +121,7 @@ def rows(data: Data, limit: int) -> list[tuple]:
 def longest_prompt(data: Data) -> int:
   """Tokens of the longest prompt without notes, over all splits."""
   return max(
-    len(data.template.prompt(task.instruction, tools=task.tools)[0])
+    len(data.template.prompt(task.instruction, '', task.tools, task.system)[0])
     for split in data.tasks.values()
     for task in split
   )
@@ -159,7 +186,7 @@ def _tokenizer(config, directory, demonstrations) -> tokenizers.Tokenizer:
     if config.data.world != 'jsonl':
       texts += desk_data.lexicon()  # values that no demonstration mentions
     trained = tokenizers.SentencePieceTokenizer.train(
-      texts, config.data.vocab_size
+      texts, config.data.vocab_size, thoughts=config.prompt.thoughts
     )
     partial = path.with_name(path.name + '.partial')
     trained.save(str(partial))
@@ -169,6 +196,7 @@ def _tokenizer(config, directory, demonstrations) -> tokenizers.Tokenizer:
 
 def _texts(demo: types.Demonstration) -> list[str]:
   texts = [demo.instruction, demo.notes, demo.reply]
+  texts += [*demo.user_turns, *demo.turn_replies]
   for step in demo.steps:
     texts += [step.action_text, step.observation_text]
   return texts

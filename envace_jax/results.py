@@ -132,7 +132,7 @@ def record(
   template: templates.Template, task: types.Task, replayed: replay.Replay
 ) -> dict:
   """One rehearsed episode as `report.transcripts` reads it."""
-  episode = replayed.rehearsed
+  episode, row = replayed.rehearsed, replayed.rehearsed.rows[0]
   score = checklist.score_training(task, episode)
   return {
     'task_id': task.id,
@@ -145,9 +145,9 @@ def record(
     'spans': [
       {
         'author': types.Author(author).name,
-        'text': template.literal(episode.tokens[start:stop]),
+        'text': template.literal(row.tokens[start:stop]),
       }
-      for author, start, stop in templates.runs(episode.authors)
+      for author, start, stop in templates.runs(row.authors)
     ],
     'real_spans': None,
     'real_observations': [

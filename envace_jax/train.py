@@ -18,9 +18,9 @@ import numpy as np
 
 from envace_jax import (
   build,
-  errors,
   process,
   progress,
+  restore,
   results,
   types,
   workdirs,
@@ -30,8 +30,8 @@ from envace_jax.learning import advantages, checkpoints
 from envace_jax.learning import batch as batches
 from envace_jax.learning import step as learning
 from envace_jax.rewards import checklist
+from envace_jax.rollout import alternation, statistics
 from envace_jax.rollout import episodes as rollouts
-from envace_jax.rollout import statistics
 from envace_jax.sampling import keys
 
 State = learning.TrainState
@@ -80,7 +80,8 @@ def _warm_start(
   config = setup.config.warm_start
   tx = build.optimizer(config)
   if config.workdir:
-    return _borrowed(setup, tx)
+    params = restore.warm_start_of(config.workdir, setup, config.steps)
+    return State(jnp.int32(config.steps), params, tx.init(params))
   step_fn = learning.make_supervised_step(
     setup.model, tx, build.supervised_loss(setup.config, config), setup.mesh
   )
@@ -95,25 +96,6 @@ def _warm_start(
     key = keys.stream(setup.config.seed, 'init', 0)
     state = learning.init_state(setup.model, tx, key, setup.mesh)
   return loop.run('warm_start', state, advance, saves)
-
-
-def _borrowed(setup: build.Setup, tx) -> State:
-  """The end of another run's warm start, as the end of this one's."""
-  config = setup.config.warm_start
-  source = pathlib.Path(config.workdir) / 'checkpoints' / 'warm_start'
-  if not source.is_dir():
-    raise errors.UserError(
-      f'warm_start.workdir={config.workdir} has no warm start; train it first'
-    )
-  abstract = learning.abstract_state(setup.model, tx, setup.mesh)
-  with checkpoints.Checkpointer(source, read_only=True) as saves:
-    step, params = saves.restore_params(abstract.params)
-  if step != config.steps:
-    raise errors.UserError(
-      f'the warm start of {config.workdir} has {step} steps, not '
-      f'warm_start.steps={config.steps}; let it finish, or say its number'
-    )
-  return State(step=jnp.int32(step), params=params, opt_state=tx.init(params))
 
 
 def _reinforce(
@@ -141,9 +123,10 @@ def _reinforce(
     loss = build.policy_loss(setup.config)
     step_fn = learning.make_policy_step(setup.model, tx, loss, setup.mesh)
     reference = warm.params if loss.uses_reference else None
+    simulator = _simulator(setup, warm.params)
 
     def advance(state: State, step: int):
-      episodes, scores = _rehearse(setup, warm.params, state.params, step)
+      episodes, scores = _rehearse(setup, state.params, simulator, step)
       batch, stats = _pack(setup, episodes, scores)
       anchor = None
       if loss.uses_anchor:
@@ -161,16 +144,26 @@ def _reinforce(
   return loop.run('rl', state, advance, saves)
 
 
-def _rehearse(setup: build.Setup, warm_params, params, step: int):
+def _simulator(setup: build.Setup, warm_params):
+  """Frozen parameters of whoever plays the environment."""
+  rollout = setup.config.rollout
+  if rollout.world != 'simulator' or not rollout.simulator_workdir:
+    return warm_params
+  return restore.policy_of(rollout.simulator_workdir, setup)
+
+
+def _rehearse(setup: build.Setup, params, simulator_params, step: int):
   """One train step's episodes, and what their checklists pay for them."""
   config = setup.config
   tasks = setup.tasks_at(step)
   episodes = setup.collector.collect(
     params,
-    setup.training_world(warm_params, step),
+    setup.training_world(params, simulator_params, step),
     tasks,
     keys.stream(config.seed, 'rollout', step),
-    upstream_termination=config.rollout.upstream_termination,
+    rules=alternation.Rules(
+      upstream_termination=config.rollout.upstream_termination
+    ),
   )
   scores = [
     checklist.score_training(
@@ -201,7 +194,7 @@ def _pack(setup: build.Setup, episodes, scores):
     episodes,
     adv_ER,
     length_buckets=(setup.config.rollout.max_row_tokens,),
-    batch_size=len(episodes),
+    batch_size=sum(len(episode.rows) for episode in episodes),
     microbatches=config.microbatches,
   )
   groups = advantages.group_statistics(**group)

@@ -32,7 +32,7 @@ class Author(enum.IntEnum):
   REHEARSE = 3  # sampled by the policy in the REHEARSE role, stop included
   WORLD = 4  # an observation written by someone other than the policy
   USER = 5  # a scripted later user turn
-  COPIED = 6  # sampled by the policy in another view's row, and trained there
+  COPIED = 6  # written in the other view's row, and learned from there alone
 
 
 AUTHOR_OF_ROLE = {Role.ACT: Author.ACT, Role.REHEARSE: Author.REHEARSE}
@@ -162,6 +162,9 @@ class Limits:
   """Budgets of one episode. Each has its own `StopReason`."""
 
   max_steps: int  # answered tool calls
+  max_actions: int  # ACT generations: calls and replies
+  max_user_turns: int  # the instruction included
+  max_parallel_calls: int  # calls in one action; 1: several are malformed
   max_action_tokens: int  # per ACT generation, stop token included
   max_observation_tokens: int  # per REHEARSE generation, stop token included
   max_row_tokens: int  # the whole row, prompt included
@@ -184,21 +187,32 @@ class Generation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+  """Tokens with their authors; `logprobs` is 0 where the policy sampled none.
+
+  Under the joint view an episode is one row. Under split views it is two: they
+  hold the same tokens after their own prompts, and each has as COPIED what was
+  sampled in the other.
+  """
+
+  tokens: np.ndarray  # [T] int32
+  authors: np.ndarray  # [T] int8, values of Author
+  logprobs: np.ndarray  # [T] float32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Episode:
   """One task attempted once, from its prompt to a stop reason.
 
-  `tokens`, `authors` and `logprobs` are parallel; `logprobs` is 0 where the
-  policy did not sample the token. `group` is shared by the attempts at one
-  task that are compared with each other; `sample_index` is global and unique
-  within a train step.
+  `rows[0]` is what ACT read; under split views `rows[1]` is what REHEARSE read.
+  `group` is shared by the attempts at one task that are compared with each
+  other; `sample_index` is global and unique within a train step.
   """
 
   task_id: str
   group: int
   sample_index: int
-  tokens: np.ndarray  # [T] int32
-  authors: np.ndarray  # [T] int8, values of Author
-  logprobs: np.ndarray  # [T] float32
+  rows: Sequence[Row]
   steps: Sequence[Step]
   reply: str | None  # to the last user turn; None unless REPLIED
   stop_reason: StopReason

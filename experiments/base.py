@@ -35,6 +35,13 @@ def get_config() -> ml_collections.ConfigDict:
 
   c.prompt = ml_collections.ConfigDict()
   c.prompt.tools = 'none'  # 'none' | 'names' | 'schemas' shown in the prompt
+  c.prompt.thoughts = False  # <think> and </think> are pieces of their own
+  c.prompt.rehearse = ml_collections.ConfigDict()  # view='split': its prompt
+  c.prompt.rehearse.tools = 'none'  # 'none' | 'names' | 'schemas'
+  c.prompt.rehearse.instructions = ''  # system prompt of the role
+  c.prompt.rehearse.records = 'own'  # 'none' | 'own' | 'others': grounding
+  c.prompt.rehearse.max_records = 4
+  c.prompt.rehearse.keep = 0.5  # probability of each record to be shown
 
   c.model = ml_collections.ConfigDict()
   c.model.d_model = 128
@@ -59,13 +66,19 @@ def get_config() -> ml_collections.ConfigDict:
   # How episodes are made.
   c.rollout = ml_collections.ConfigDict()
   c.rollout.world = 'rehearsal'  # 'rehearsal' | 'real' | 'simulator' | 'null'
+  c.rollout.simulator_workdir = ''  # whose policy plays it; '' = warm start
   c.rollout.mode = 'on_device'  # 'on_device' (rehearsal only) | 'host'
+  c.rollout.view = 'joint'  # 'joint': one row | 'split': each role its own
   c.rollout.max_steps = 5  # answered tool calls per episode
+  c.rollout.max_actions = 30  # calls and replies per episode
+  c.rollout.max_user_turns = 30  # the instruction included
+  c.rollout.max_parallel_calls = 1  # in one action; 1: several are malformed
   c.rollout.max_action_tokens = 16
   c.rollout.max_observation_tokens = 24
   c.rollout.max_row_tokens = 160  # longer demonstrations are left out, whole
   c.rollout.prompt_tokens = 32  # every prompt without notes fits
   c.rollout.notes_prompt_tokens = 112  # every prompt with notes fits
+  c.rollout.rehearse_prompt_tokens = 96  # view='split': records fit in
   c.rollout.widths = (8, 32)  # windows in which rows are extended
   c.rollout.ladder = (64, 160)  # cache lengths
   c.rollout.upstream_termination = False  # a tool error ends the episode

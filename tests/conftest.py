@@ -12,6 +12,7 @@ jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+import talkative  # noqa: E402
 
 from envace_jax.model import config as config_lib  # noqa: E402
 from envace_jax.model import transformer  # noqa: E402
@@ -58,3 +59,9 @@ def make_model():
 def tiny_model(make_model):
   """(model, params, config), small enough to compile in a second."""
   return make_model()
+
+
+@pytest.fixture(scope='session')
+def policy():
+  """(model, params) that call tools, answer and stop, by chance."""
+  return talkative.policy()

@@ -132,7 +132,8 @@ def test_more_rows_or_keys_cost_more_but_weights_are_read_once(config):
 
 def test_script_stays_within_a_small_vocabulary():
   limits = types.Limits(
-    max_steps=1, max_action_tokens=99, max_observation_tokens=99,
+    max_steps=1, max_actions=30, max_user_turns=30, max_parallel_calls=1,
+    max_action_tokens=99, max_observation_tokens=99,
     max_row_tokens=400,
   )  # fmt: skip
   for vocab_size in (9, 20, 61):

@@ -7,7 +7,7 @@ import pytest
 from envace_jax import compare, errors
 
 
-def write_run(root, name, seed, before, after, **options):
+def write_run(root, name, seed, before, after, measured=None, **options):
   workdir = root / name
   (workdir / 'evaluations').mkdir(parents=True)
   config = {'seed': seed, 'warm_start': {'workdir': ''}, 'rl': options}
@@ -16,7 +16,7 @@ def write_run(root, name, seed, before, after, **options):
     rows = [[f't{i}', v] for i, v in enumerate(values)]
     tables = {table: rows for table in compare.TABLES}
     (workdir / 'evaluations' / f'{phase}.json').write_text(
-      json.dumps({'outcomes': tables})
+      json.dumps({'outcomes': tables} | (measured or {}))
     )
 
 
@@ -45,6 +45,46 @@ def test_differences_are_paired_by_task_and_seed(tmp_path, capsys):
   assert against['tasks'] == 3  # the unjudged task is left out on both sides
   assert against['mean'] == pytest.approx(2 / 3)
   assert against['lo'] <= against['mean'] <= against['hi']
+
+
+def test_every_pair_of_arms_is_compared(tmp_path, capsys):
+  for i, world in enumerate('abc'):
+    for seed in range(2):
+      write_run(tmp_path, f'{world}{seed}', seed, [0, 0], [i > 0, i > 1],
+                world=world)  # fmt: skip
+  pairs = {
+    (r['arm'][-1], r['against'][-1]): r['mean']
+    for r in records_of(tmp_path, capsys)
+    if r['table'] == 'greedy/iid' and 'world' in r['against']
+  }
+  assert pairs == {('a', 'b'): -0.5, ('a', 'c'): -1.0, ('b', 'c'): -0.5}
+
+
+def test_honesty_and_private_rehearsal_are_paired_over_seeds(tmp_path, capsys):
+  for seed, (gap, rehearsed) in enumerate([(0.1, 0.5), (0.2, 0.9)]):
+    arms = {'plain': 0.4, 'rehearsed': rehearsed, 'placebo': 0.3}
+    line = {name: {'mean': value} for name, value in arms.items()}
+    write_run(
+      tmp_path, f's{seed}', seed, [0], [1],
+      {'gap': {'mean': gap}, 'fidelity': {'mean': None},
+       'private_rehearsal_by_cap': [{'cap': 1} | line]},
+    )  # fmt: skip
+  records = {r['table']: r for r in records_of(tmp_path, capsys)}
+  assert records['gap']['by_seed'] == [0, 0]  # same file before and after
+  assert 'fidelity' not in records
+  private = records['private/1']
+  assert private['by_seed'] == pytest.approx([0.1, 0.5])
+  # t with one degree of freedom: 0.3 +- 12.7062 * 0.2
+  assert private['hi'] == pytest.approx(0.3 + 12.7062 * 0.2, abs=1e-3)
+
+
+def test_an_unfinished_run_is_named(tmp_path, caplog):
+  write_run(tmp_path, 'good', 0, [0], [1])
+  write_run(tmp_path, 'cut', 1, [0], [1])
+  (tmp_path / 'cut' / 'evaluations' / 'after.json').unlink()
+  with caplog.at_level('WARNING'):
+    assert len(compare.load(tmp_path)) == 1
+  assert 'cut' in caplog.text and 'after.json' in caplog.text
 
 
 def test_no_run_is_one_sentence(tmp_path):

@@ -161,11 +161,11 @@ def test_a_checklist_that_cannot_score_is_named(prepared, jsonl, tmp_path):
 
 def test_overlong_demonstrations_are_left_out_whole(prepared):
   made, _ = prepared
-  lengths = sorted(len(ids) for ids, _ in data.rows(made, 10_000))
+  lengths = sorted(len(ids) for ids, _ in data.rows(made, 10_000, None))
   middle = lengths[len(lengths) // 2]
-  kept = data.rows(made, middle)
+  kept = data.rows(made, middle, None)
   assert sorted(len(ids) for ids, _ in kept) == [
     n for n in lengths if n <= middle
   ]
   with pytest.raises(errors.UserError, match=f'shortest\\s+has {lengths[0]}'):
-    data.rows(made, 5)
+    data.rows(made, 5, None)

@@ -196,9 +196,13 @@ def _episode(task_id, authors, real_calls):
     task_id=task_id,
     group=0,
     sample_index=0,
-    tokens=tokens,
-    authors=np.array(authors, np.int8),
-    logprobs=tokens.astype(np.float32),
+    rows=(
+      types.Row(
+        tokens=tokens,
+        authors=np.array(authors, np.int8),
+        logprobs=tokens.astype(np.float32),
+      ),
+    ),
     steps=(),
     reply=None,
     stop_reason=types.StopReason.MAX_STEPS,

@@ -26,7 +26,7 @@ LAYERS = (
   ('evaluation', 'report'),
   ('data',),
   ('build',),
-  ('results',),
+  ('restore', 'results'),
   ('train', 'bench', 'commands', 'check', 'compare'),
   ('main',),
 )

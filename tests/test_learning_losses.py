@@ -164,9 +164,13 @@ def episode(authors, seed=0):
     task_id=f't{seed}',
     group=0,
     sample_index=seed,
-    tokens=rng.integers(0, 9, len(authors)).astype(np.int32),
-    authors=authors,
-    logprobs=np.where(sampled, -rng.uniform(size=len(authors)), 0.0),
+    rows=(
+      types.Row(
+        tokens=rng.integers(0, 9, len(authors)).astype(np.int32),
+        authors=authors,
+        logprobs=np.where(sampled, -rng.uniform(size=len(authors)), 0.0),
+      ),
+    ),
     steps=(),
     reply=None,
     stop_reason=types.StopReason.MAX_STEPS,
@@ -195,12 +199,12 @@ def test_packing_pads_to_the_smallest_bucket_and_keeps_every_token():
   batch = packed()
   assert batch.tokens.shape == (4, 12)
   assert batch.lengths.tolist() == [9, 7, 3, 0]
-  for b, e in enumerate(EPISODES):
-    n = len(e.tokens)
-    np.testing.assert_array_equal(batch.tokens[b, :n], e.tokens)
-    np.testing.assert_array_equal(batch.authors[b, :n], e.authors)
+  for b, (row,) in enumerate(e.rows for e in EPISODES):
+    n = len(row.tokens)
+    np.testing.assert_array_equal(batch.tokens[b, :n], row.tokens)
+    np.testing.assert_array_equal(batch.authors[b, :n], row.authors)
     np.testing.assert_array_equal(
-      batch.logprobs[b, :n], e.logprobs.astype(np.float32)
+      batch.logprobs[b, :n], row.logprobs.astype(np.float32)
     )
   assert {batch.tokens.dtype, batch.authors.dtype} == {np.dtype(np.int32)}
 
@@ -228,7 +232,7 @@ def test_packing_refuses_what_would_train_on_nothing_or_on_nonsense():
   with pytest.raises(ValueError, match='3 rows do not fit batch_size=2'):
     packed(batch_size=2)
   options = {'length_buckets': (8,), 'batch_size': 3}
-  row = EPISODES[1]
+  (row,) = EPISODES[1].rows
   only_world = np.where(row.authors == Author.ACT, Author.FORCED, row.authors)
   with pytest.raises(ValueError, match='0 trainable tokens'):
     batches.pack_episodes([episode(only_world)], ADVANTAGES[:1], **options)
@@ -236,7 +240,7 @@ def test_packing_refuses_what_would_train_on_nothing_or_on_nonsense():
   with pytest.raises(ValueError, match='0 trainable tokens'):
     batches.pack_rows([(row.tokens, np.zeros(7, int))], **options)
   broken = episode([0, 2, 2])
-  broken.logprobs[1] = np.nan
+  broken.rows[0].logprobs[1] = np.nan
   with pytest.raises(ValueError, match='behaviour log-probs'):
     batches.pack_episodes([broken], ADVANTAGES[:1], **options)
   with pytest.raises(ValueError, match='need'):

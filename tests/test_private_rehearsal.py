@@ -20,9 +20,13 @@ def episode(*steps):
     task_id='t',
     group=0,
     sample_index=0,
-    tokens=empty,
-    authors=empty,
-    logprobs=empty,
+    rows=(
+      types.Row(
+        tokens=empty,
+        authors=empty,
+        logprobs=empty,
+      ),
+    ),
     steps=steps,
     reply=None,
     stop_reason=types.StopReason.REPLIED,

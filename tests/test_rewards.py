@@ -415,9 +415,13 @@ EPISODE = types.Episode(
   task_id='t',
   group=0,
   sample_index=0,
-  tokens=np.zeros(0, np.int32),
-  authors=np.zeros(0, np.int8),
-  logprobs=np.zeros(0, np.float32),
+  rows=(
+    types.Row(
+      tokens=np.zeros(0, np.int32),
+      authors=np.zeros(0, np.int8),
+      logprobs=np.zeros(0, np.float32),
+    ),
+  ),
   steps=STEPS,
   reply=REPLY,
   stop_reason=types.StopReason.REPLIED,

@@ -5,94 +5,17 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from talkative import NO_RULES, TEMPLATE, decoder_for, task
 
 from envace_jax import types
-from envace_jax.model import config as config_lib
-from envace_jax.model import transformer
 from envace_jax.rollout import alternation, collect, episodes, on_device
-from envace_jax.sampling import generator, keys, samplers
+from envace_jax.sampling import keys, samplers
 from envace_jax.text import template as templates
-from envace_jax.text import tokenizer as tokenizers
 from envace_jax.worlds import base as worlds
-from envace_jax.worlds import real, rehearsal, simulator
+from envace_jax.worlds import own_row, real, rehearsal
 
 GROUP = 2
-TEMPLATE = templates.Template(tokenizers.ByteTokenizer())
-
-
-def task(text):
-  return types.Task(id=text, instruction=text, tools=(), checklist=())
-
-
 TASKS = [task('a'), task('a longer one'), task('mid')]
-
-
-# What tends to follow what, in a policy whose episodes have turns.
-CONTROL = tokenizers.ByteTokenizer().control
-LETTER_A, LETTER_B = tokenizers.ByteTokenizer().encode('ab')
-CHAIN = {
-  CONTROL['<|act|>']: {CONTROL['<tool_call>']: 0.7, LETTER_A: 0.3},
-  CONTROL['<|rehearse|>']: {LETTER_A: 0.8, LETTER_B: 0.2},
-  CONTROL['<tool_call>']: {LETTER_A: 0.9, LETTER_B: 0.1},
-  LETTER_A: {LETTER_A: 0.3, LETTER_B: 0.3, CONTROL['<|end|>']: 0.4},
-  LETTER_B: {LETTER_A: 0.5, CONTROL['<|end|>']: 0.5},
-}
-
-
-@pytest.fixture(scope='module')
-def policy():
-  """CHAIN in the embeddings, disturbed by small residual branches.
-
-  The disturbance is what makes the tests see a wrong cache.
-  """
-  config = config_lib.TransformerConfig(
-    vocab_size=tokenizers.ByteTokenizer().vocab_size,
-    d_model=32,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    d_ff=64,
-    max_len=128,
-    tie_embeddings=False,
-  )
-  model = transformer.Transformer(config)
-  params = transformer.init_params(model, jax.random.key(1))
-  embedding = 0.1 * np.array(params['embedding'])
-  unembedding = np.full(params['unembedding'].shape, -1.0, np.float32)
-  for i, (token, following) in enumerate(CHAIN.items()):
-    embedding[token, i] = 12.0  # normalised to about sqrt(32) = 5.7
-    unembedding[i] = -8 / 5.7
-    for after, probability in following.items():
-      unembedding[i, after] = np.log(probability) / 5.7
-  unembedding[len(CHAIN) :] = 0.1 * np.array(params['unembedding'])[5:]
-  asarray = jax.numpy.asarray
-  return model, {
-    **params,
-    'embedding': asarray(embedding),
-    'unembedding': asarray(unembedding),
-  }
-
-
-def decoder_for(model, top_k=0, **limits):
-  limits = {
-    'max_steps': 3,
-    'max_action_tokens': 30,
-    'max_observation_tokens': 25,
-    'max_row_tokens': 120,
-  } | limits
-  ladder = [n for n in (40, 64) if n < limits['max_row_tokens']]
-  return generator.Decoder(
-    model=model,
-    limits=types.Limits(**limits),
-    act=samplers.SamplerConfig(temperature=0.9, top_k=top_k),
-    rehearse=samplers.SamplerConfig(temperature=1.3, top_k=top_k),
-    act_stop_ids=(TEMPLATE.stop_id,),
-    rehearse_stop_ids=(TEMPLATE.stop_id,),
-    prompt_tokens=20,
-    widths=(4, 16),
-    ladder=(*ladder, limits['max_row_tokens']),
-  )
 
 
 def inputs(seed):
@@ -119,6 +42,7 @@ def run_both(model, params, seed=0, **limits):
     attempts,
     prompts,
     row_keys,
+    alternation.Rules(),
   )
   return host, device_rows(model, params, seed, **limits)
 
@@ -138,10 +62,11 @@ def test_host_and_device_give_identical_tokens(policy, limits):
   for seed in range(3):
     host, device = run_both(model, params, seed, **limits)
     for left, right in zip(host, device, strict=True):
-      np.testing.assert_array_equal(left.tokens, right.tokens)
-      np.testing.assert_array_equal(left.authors, right.authors)
       assert left.stop_reason is right.stop_reason
-      np.testing.assert_allclose(left.logprobs, right.logprobs, atol=1e-4)
+      (mine,), (theirs,) = left.rows, right.rows
+      np.testing.assert_array_equal(mine.tokens, theirs.tokens)
+      np.testing.assert_array_equal(mine.authors, theirs.authors)
+      np.testing.assert_allclose(mine.logprobs, theirs.logprobs, atol=1e-4)
 
 
 def test_every_device_stop_reason_is_reached(policy):
@@ -161,7 +86,7 @@ def test_every_device_stop_reason_is_reached(policy):
 
 def test_rows_alternate_and_keep_the_grammar(policy):
   model, params = policy
-  for row in device_rows(model, params):
+  for (row,) in (f.rows for f in device_rows(model, params)):
     roles = [a for a, _, _ in templates.runs(row.authors)]
     assert roles[0] == types.Author.PROMPT
     sampled = [
@@ -182,24 +107,24 @@ def test_an_episode_does_not_depend_on_its_neighbours(policy):
   key = keys.stream(0, 'rollout', 0)
   together = collect.Collector(
     decoder=decoder, template=TEMPLATE, batch_tasks=3, group_size=GROUP
-  ).collect(params, None, TASKS, key)
+  ).collect(params, None, TASKS, key, rules=NO_RULES)
   one_by_one = collect.Collector(
     decoder=decoder, template=TEMPLATE, batch_tasks=1, group_size=GROUP
-  ).collect(params, None, TASKS, key)
+  ).collect(params, None, TASKS, key, rules=NO_RULES)
   filled_up = collect.Collector(
     decoder=decoder, template=TEMPLATE, batch_tasks=2, group_size=GROUP
-  ).collect(params, None, TASKS, key)
+  ).collect(params, None, TASKS, key, rules=NO_RULES)
   for a, b, c in zip(together, one_by_one, filled_up, strict=True):
-    np.testing.assert_array_equal(a.tokens, b.tokens)
-    np.testing.assert_array_equal(a.tokens, c.tokens)
+    np.testing.assert_array_equal(a.rows[0].tokens, b.rows[0].tokens)
+    np.testing.assert_array_equal(a.rows[0].tokens, c.rows[0].tokens)
     assert a.sample_index == b.sample_index == c.sample_index
-  assert len({e.tokens.tobytes() for e in together}) > 3
+  assert len({e.rows[0].tokens.tobytes() for e in together}) > 3
 
 
 def test_sampled_logprobs_are_the_rescored_ones(policy):
   model, params = policy
   temperature_of = {types.Author.ACT: 0.9, types.Author.REHEARSE: 1.3}
-  for row in device_rows(model, params):
+  for (row,) in (f.rows for f in device_rows(model, params)):
     tokens = jax.numpy.asarray(row.tokens)[None]
     hidden, _ = model.apply({'params': params}, tokens)
     logits = model.apply({'params': params}, hidden, method='unembed')[0]
@@ -218,8 +143,8 @@ class ScriptedWorld:
   def __init__(self, lines):
     self.lines, self.closed = list(lines), False
 
-  def open(self, tasks, prompts):
-    self.said = [0] * len(tasks)
+  def open(self, batch):
+    self.said = [0] * len(batch.tasks)
 
   def respond(self, session, requests):
     responses = []
@@ -227,10 +152,13 @@ class ScriptedWorld:
       line = self.lines[self.said[request.row] % len(self.lines)]
       self.said[request.row] += 1
       if line is None:
-        responses.append(worlds.Response(failure='scripted'))
+        responses.append(worlds.Response(stop=types.StopReason.WORLD_FAILED))
       else:
         responses.append(worlds.Response(text=line))
     return responses
+
+  def trained_rows(self):
+    return None
 
   def final_state(self, row):
     return None
@@ -250,7 +178,7 @@ def run_world(policy, world, seed=0, **options):
     attempts,
     prompts,
     row_keys,
-    **options,
+    alternation.Rules(**options),
   )
   return [
     episodes.episode_of(a, r, TEMPLATE)
@@ -269,11 +197,12 @@ def test_a_world_s_words_are_its_own(policy):
     assert step.author is types.Author.WORLD
     assert step.observation_text == line
   for episode in seen:
-    assert types.Author.REHEARSE not in episode.authors
-    world = episode.authors == types.Author.WORLD
-    assert (episode.logprobs[world] == 0).all()
+    (row,) = episode.rows
+    assert types.Author.REHEARSE not in row.authors
+    world = row.authors == types.Author.WORLD
+    assert (row.logprobs[world] == 0).all()
     # The forged markers are ordinary pieces: headers only where FORCED.
-    headers = np.isin(episode.tokens, list(TEMPLATE.header_ids.values()))
+    headers = np.isin(row.tokens, list(TEMPLATE.header_ids.values()))
     assert not headers[world].any()
 
 
@@ -306,13 +235,15 @@ def test_a_capped_run_is_a_prefix_of_the_uncapped_one(policy):
       if left.real_calls <= cap and left.stop_reason is not (
         types.StopReason.MAX_STEPS
       ):
-        np.testing.assert_array_equal(left.tokens, right.tokens)
+        np.testing.assert_array_equal(left.rows[0].tokens, right.rows[0].tokens)
         assert left.stop_reason is right.stop_reason
       elif left.real_calls > cap:
         assert right.stop_reason is types.StopReason.CALL_BUDGET
         assert right.real_calls == cap and right.reply is None
-        n = len(right.tokens)
-        np.testing.assert_array_equal(left.tokens[:n], right.tokens)
+        n = len(right.rows[0].tokens)
+        np.testing.assert_array_equal(
+          left.rows[0].tokens[:n], right.rows[0].tokens
+        )
 
 
 def test_null_world_says_one_thing(policy):
@@ -332,16 +263,23 @@ def test_the_policy_as_its_own_simulator_answers_in_the_same_words(policy):
   prompts = [TEMPLATE.prompt(t.instruction) for t in TASKS]
   row_keys = keys.rows(keys.stream(0, 'rollout', 0), range(3))
   run = lambda world: alternation.run_episodes(
-    decoder, TEMPLATE, params, world, attempts, prompts, row_keys
+    decoder, TEMPLATE, params, world, attempts, prompts, row_keys, NO_RULES
   )
   own = run(rehearsal.RehearsedWorld())
   other = run(
-    simulator.SimulatedWorld(decoder, TEMPLATE, params, jax.random.key(7))
+    own_row.OwnRowWorld(
+      decoder,
+      TEMPLATE,
+      params,
+      lambda task: TEMPLATE.prompt(task.instruction),
+      trained=False,
+    )
   )
   compared = 0
   for left, right in zip(own, other, strict=True):
     mine, theirs = (
-      TEMPLATE.read(row.tokens, row.authors)[0] for row in (left, right)
+      TEMPLATE.read(one.rows[0].tokens, one.rows[0].authors).steps
+      for one in (left, right)
     )
     if mine and theirs:
       # Later answers follow different rows: ours has no response tags.
@@ -361,8 +299,11 @@ def test_compiles_are_bounded_over_texts_and_turns(policy):
   def some_tasks(n):
     return [task('x' * int(rng.integers(1, 17))) for _ in range(n)]
 
-  runner.collect(params, None, some_tasks(2), keys.stream(0, 'a', 0))
+  collect_some = lambda n, step: runner.collect(
+    params, None, some_tasks(n), keys.stream(0, 'a', step), rules=NO_RULES
+  )
+  collect_some(2, 0)
   before = on_device.run._cache_size()
   for step in range(6):
-    runner.collect(params, None, some_tasks(5), keys.stream(0, 'a', step))
+    collect_some(5, step)
   assert on_device.run._cache_size() == before

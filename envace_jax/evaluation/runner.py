@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
+from typing import Any
 
 import jax
 
 from envace_jax import types
 from envace_jax.envs import base as envs
-from envace_jax.rollout import collect
+from envace_jax.rollout import alternation, collect
 from envace_jax.sampling import generator, samplers
 from envace_jax.text import template as templates
 from envace_jax.worlds import base as worlds
@@ -34,6 +35,8 @@ class Runner:
   decoder: generator.Decoder
   template: templates.Template
   environment: Environment
+  # The policy's own world for some parameters; None: its own row, on device.
+  rehearsed_world: Callable[[Any], worlds.World | None]
   rows: int
   notes_prompt_tokens: int
   key: jax.Array
@@ -65,13 +68,16 @@ class Runner:
     self, params, tasks: Tasks, *, stream: int, samples: int
   ) -> list[types.Episode]:
     """`samples` episodes per task in the policy's own world."""
-    return self._collect(params, None, tasks, stream, samples)
+    world = self.rehearsed_world(params)
+    return self._collect(params, world, tasks, stream, samples)
 
   def warm_up(self, params, task: types.Task, samples: int) -> None:
     """Compiles what `real` and `rehearsed` need for prompts without notes."""
     self.rehearsed(params, [task], stream=0, samples=samples)
     for group_size in sorted({1, samples}):
-      self._collector(group_size, None, False).warm_up(params, task)
+      self._collector(group_size, None, False).warm_up(
+        params, self.rehearsed_world(params), task
+      )
 
   def _collect(
     self,
@@ -91,7 +97,7 @@ class Runner:
       tasks,
       jax.random.fold_in(self.key, stream),
       notes=notes,
-      max_calls=max_calls,
+      rules=alternation.Rules(max_calls=max_calls),
     )
 
   def _collector(

@@ -123,7 +123,9 @@ def spending(
   tokens, calls = Counter(), Counter()
   author_tokens = Counter()
   for episode in episodes:
-    counts = Counter(episode.authors.tolist())
+    counts = Counter(
+      author for row in episode.rows for author in row.authors.tolist()
+    )
     author_tokens += counts
     sampled = counts[types.Author.ACT] + counts[types.Author.REHEARSE]
     tokens[episode.task_id] += sampled

@@ -107,7 +107,7 @@ def pack_episodes(
   batch_size: int,
   microbatches: int = 1,
 ) -> TrainBatch:
-  """One row per episode, padded to the smallest bucket that fits them all.
+  """The rows of all episodes, padded to the smallest bucket that fits them.
 
   Rows are laid out so that the microbatches of a train step hold rows of
   similar length; the order of episodes is not kept.
@@ -122,8 +122,8 @@ def pack_episodes(
   for i, episode in enumerate(episodes):
     _check_behaviour(i, episode)
   return _pack(
-    [(e.tokens, e.authors, e.logprobs) for e in episodes],
-    advantages_ER,
+    [(r.tokens, r.authors, r.logprobs) for e in episodes for r in e.rows],
+    np.repeat(advantages_ER, [len(e.rows) for e in episodes], axis=0),
     length_buckets=length_buckets,
     batch_size=batch_size,
     microbatches=microbatches,
@@ -209,9 +209,11 @@ def _bucket(lengths, length_buckets):
 
 def _check_behaviour(index, episode):
   """A sampled token without its log-prob would train on a made-up ratio."""
-  sampled = np.isin(episode.authors, [int(a) for a in SAMPLED_AUTHORS])
-  logprobs = np.asarray(episode.logprobs)[sampled]
-  if not (np.isfinite(logprobs).all() and (logprobs <= 1e-5).all()):
+  for row in episode.rows:
+    sampled = np.isin(row.authors, [int(a) for a in SAMPLED_AUTHORS])
+    logprobs = np.asarray(row.logprobs)[sampled]
+    if np.isfinite(logprobs).all() and (logprobs <= 1e-5).all():
+      continue
     raise ValueError(
       f'episode {index} ({episode.task_id}) has sampled tokens whose '
       'behaviour log-probs are not finite numbers <= 0'

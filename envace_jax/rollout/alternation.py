@@ -1,13 +1,14 @@
 """The host-driven loop: act, ask the world, extend, until nobody is left.
 
-  ACT --call--> world answers --> ACT --call--> ... --> ACT --reply--> REPLIED
+  ACT --calls--> world answers each --> ACT --reply--> user turn, or REPLIED
 
 Any world fits. All live episodes of a batch move together; rows that have
 stopped cost nothing but their place. Same keys, same tokens as `on_device`
-when the world is the policy itself.
+when the world is the policy itself, in the same row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import dataclasses
 
 import jax
 import numpy as np
@@ -20,6 +21,20 @@ from envace_jax.text import tool_calls
 from envace_jax.worlds import base as worlds
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+  """What ends an episode besides its limits."""
+
+  max_calls: int | None = None  # calls the world may be asked; None: no cap
+  # The published rule, by which a tool error ends the episode; otherwise an
+  # error is an observation like any other.
+  upstream_termination: bool = False
+  # (task, what was said, turn) -> whether the user speaks again; None: always.
+  allows_next_turn: (
+    Callable[[types.Task, templates.Reading, int], bool] | None
+  ) = None
+
+
 def run_episodes(
   decoder: generator.Decoder,
   template: templates.Template,
@@ -28,10 +43,8 @@ def run_episodes(
   attempts: Sequence[episodes.Attempt],
   prompts: Sequence[generator.Row],
   row_keys: jax.Array,
-  *,
-  max_calls: int | None = None,
-  upstream_termination: bool = False,
-) -> list[episodes.Row]:
+  rules: Rules,
+) -> list[episodes.Finished]:
   """Runs a batch of episodes to their ends.
 
   Args:
@@ -42,137 +55,199 @@ def run_episodes(
     attempts: B attempts, group by group.
     prompts: P prompts, each for the B / P attempts of one group.
     row_keys: [B] typed keys.
-    max_calls: calls the world may be asked per episode; None for no cap.
-    upstream_termination: the published rule, by which a tool error ends the
-      episode; by default an error is an observation like any other.
+    rules: what else ends an episode.
 
   Returns:
-    B finished rows, in the order of `attempts`.
+    B finished episodes, in the order of `attempts`.
   """
-  group_size = len(attempts) // len(prompts)
-  session = generator.Session(decoder, params, prompts, group_size, row_keys)
-  world.open(
-    [attempt.task for attempt in attempts],
-    [prompt for prompt in prompts for _ in range(group_size)],
+  tasks = [attempt.task for attempt in attempts]
+  batch = worlds.Batch(tasks=tasks, prompts=prompts, row_keys=row_keys)
+  session = generator.Session(
+    decoder, params, prompts, batch.group_size, row_keys
   )
-  loop = _Loop(decoder, template, session, world, max_calls)
+  world.open(batch)
+  loop = _Loop(decoder.limits, template, session, world, rules, tasks)
   live = list(range(len(attempts)))
   while live:
-    requests = loop.act(live)
-    live = loop.observe(requests, upstream_termination)
+    live = loop.act(live)
+    while any(loop.rows[row].calls for row in live):
+      live = loop.answer(live)
+  trained = world.trained_rows()
   return [
-    episodes.Row(
-      tokens=tokens,
-      authors=authors,
-      logprobs=logprobs,
-      stop_reason=loop.stops[row],
-      real_calls=loop.calls[row],
-      state_hash=world.final_state(row),
+    episodes.Finished(
+      rows=(row,) if trained is None else (row, trained[i]),
+      stop_reason=loop.rows[i].stop,
+      real_calls=loop.rows[i].asked,
+      state_hash=world.final_state(i),
     )
-    for row, (tokens, authors, logprobs) in enumerate(session.rows())
+    for i, row in enumerate(session.rows())
   ]
 
 
+@dataclasses.dataclass
+class _RowState:
+  """Bookkeeping of one episode."""
+
+  steps: int = 0  # answered calls
+  actions: int = 0
+  turn: int = 0
+  asked: int = 0  # answers that were not the policy's own
+  calls: list = dataclasses.field(default_factory=list)  # yet to be answered
+  heard: list = dataclasses.field(default_factory=list)  # see worlds.Request
+  stop: types.StopReason | None = None
+
+
 class _Loop:
-  """Bookkeeping of one batch: who has stopped, why, and what it spent."""
+  """Moves all live rows of one batch together."""
 
-  def __init__(self, decoder, template, session, world, max_calls):
-    self._limits, self._template = decoder.limits, template
+  def __init__(self, limits, template, session, world, rules, tasks):
+    self._limits, self._template = limits, template
     self._session, self._world = session, world
-    self._max_calls = max_calls
-    self._steps = [0] * session.batch_size
-    self.calls = [0] * session.batch_size
-    self.stops: list[types.StopReason | None] = [None] * session.batch_size
+    self._rules, self._tasks = rules, tasks
+    self.rows = [_RowState() for _ in tasks]
 
-  def act(self, live: Sequence[int]) -> list[worlds.Request]:
-    """One action per live row; those that call a tool, as requests."""
-    requests = []
+  def act(self, live: Sequence[int]) -> list[int]:
+    """One action per live row; returns the rows that go on."""
     generations = self._session.generate(types.Role.ACT, live)
-    for row, generation in generations.items():
-      stop = self._stop_of_action(row, generation)
-      if stop is None and not self._add_header(row, types.Role.REHEARSE):
-        stop = types.StopReason.CONTEXT_FULL
-      self.stops[row] = stop
-      if stop is None:
-        text = self._template.text(generation.ids)
+    for row, said in generations.items():
+      state = self.rows[row]
+      state.actions += 1
+      state.heard.append((said.ids, _all(said.ids, types.Author.ACT)))
+      state.stop = self._stop_of_action(said)
+      if state.stop is not None:
+        continue
+      if self._template.is_call(said.ids):
+        state.calls = self._template.calls(said.ids)
+        if len(state.calls) > self._limits.max_parallel_calls:
+          state.stop = types.StopReason.PARALLEL_CALLS
+        elif state.actions >= self._limits.max_actions:
+          state.stop = types.StopReason.MAX_ACTIONS
+      else:
+        state.stop = self._next_turn(row)
+    return [row for row in live if self.rows[row].stop is None]
+
+  def answer(self, live: Sequence[int]) -> list[int]:
+    """The next call of every row that has one; returns the rows that go on."""
+    requests = []
+    for row in live:
+      state = self.rows[row]
+      if not state.calls:
+        continue
+      state.stop = self._stop_of_call(state)
+      if state.stop is None and not self._header(row, types.Role.REHEARSE):
+        state.stop = types.StopReason.CONTEXT_FULL
+      if state.stop is None:
         requests.append(
           worlds.Request(
-            row=row,
-            action=tool_calls.parse_action(text),
-            action_ids=generation.ids,
+            row=row, action=state.calls.pop(0), heard=tuple(state.heard)
           )
         )
-    return requests
-
-  def observe(
-    self, requests: Sequence[worlds.Request], upstream_termination: bool
-  ) -> list[int]:
-    """Lets the world answer; returns the rows that go on."""
-    if not requests:
-      return []
-    responses = self._world.respond(self._session, requests)
-    live = []
+        state.heard = []
+    responses = self._world.respond(self._session, requests) if requests else []
     for request, response in zip(requests, responses, strict=True):
-      row = request.row
-      stop = self._stop_of_response(row, response)
-      if stop is None:
-        self._steps[row] += 1
-        if upstream_termination and self._is_error(response):
-          stop = types.StopReason.TOOL_ERROR
-        elif not self._add_header(row, types.Role.ACT):
-          stop = types.StopReason.CONTEXT_FULL
-      self.stops[row] = stop
-      if stop is None:
-        live.append(row)
-    return live
+      self._observe(request.row, response)
+    return [row for row in live if self.rows[row].stop is None]
 
-  def _stop_of_action(self, row, generation) -> types.StopReason | None:
-    if not generation.finished:
-      if len(generation.ids) >= self._limits.max_action_tokens:
-        return types.StopReason.ACTION_TRUNCATED
-      return types.StopReason.CONTEXT_FULL
-    if not self._template.is_call(generation.ids):
+  def _observe(self, row: int, response: worlds.Response) -> None:
+    state = self.rows[row]
+    state.stop = self._stop_of_response(row, response)
+    if state.stop is not None:
+      return
+    state.steps += 1
+    if self._rules.upstream_termination and self._is_fatal(response):
+      state.stop = types.StopReason.TOOL_ERROR
+    elif not state.calls and not self._header(row, types.Role.ACT):
+      state.stop = types.StopReason.CONTEXT_FULL
+
+  def _next_turn(self, row: int) -> types.StopReason | None:
+    """Lets the user speak again; why not, if the episode ends here."""
+    state, task = self.rows[row], self._tasks[row]
+    if state.turn >= len(task.user_turns):
       return types.StopReason.REPLIED
-    if self._steps[row] >= self._limits.max_steps:
+    gate = self._rules.allows_next_turn
+    if gate is not None and not gate(task, self._reading(row), state.turn):
+      return types.StopReason.REQUIREMENT_UNMET
+    if state.turn + 1 >= self._limits.max_user_turns:
+      return types.StopReason.MAX_USER_TURNS
+    if state.actions >= self._limits.max_actions:
+      return types.StopReason.MAX_ACTIONS
+    ids = self._template.user_turn(task.user_turns[state.turn])
+    state.turn += 1
+    says = self._say(row, ids, types.Author.USER)
+    if not says or not self._header(row, types.Role.ACT):
+      return types.StopReason.CONTEXT_FULL
+    return None
+
+  def _stop_of_action(self, said: types.Generation) -> types.StopReason | None:
+    if said.finished:
+      return None
+    if len(said.ids) >= self._limits.max_action_tokens:
+      return types.StopReason.ACTION_TRUNCATED
+    return types.StopReason.CONTEXT_FULL
+
+  def _stop_of_call(self, state: _RowState) -> types.StopReason | None:
+    if state.steps >= self._limits.max_steps:
       return types.StopReason.MAX_STEPS
-    if self._max_calls is not None and self.calls[row] >= self._max_calls:
+    max_calls = self._rules.max_calls
+    if max_calls is not None and state.asked >= max_calls:
       return types.StopReason.CALL_BUDGET
     return None
 
   def _stop_of_response(self, row, response) -> types.StopReason | None:
-    self.calls[row] += response.text is not None
-    if response.failure is not None:
-      return types.StopReason.WORLD_FAILED
-    if response.generation is not None:
-      if response.generation.finished:
-        return None
-      if len(response.generation.ids) >= self._limits.max_observation_tokens:
-        return types.StopReason.OBSERVATION_TRUNCATED
-      return types.StopReason.CONTEXT_FULL
-    ids = self._template.observation(response.text)
+    if response.stop is not None:
+      return response.stop
+    said = response.generation
+    if said is None:
+      self.rows[row].asked += 1
+      ids = self._template.observation(response.text)
+      return self._hand_over(row, ids, types.Author.WORLD)
+    if response.in_own_row:
+      stop = self._hand_over(row, said.ids, types.Author.COPIED)
+      if stop is not None:
+        return stop
+    if said.finished:
+      return None
+    if len(said.ids) >= self._limits.max_observation_tokens:
+      return types.StopReason.OBSERVATION_TRUNCATED
+    return types.StopReason.CONTEXT_FULL
+
+  def _hand_over(self, row, ids, author) -> types.StopReason | None:
+    """Puts an answer into ACT's row; the world has heard it already."""
     if len(ids) > self._session.room(row):
       return types.StopReason.CONTEXT_FULL
-    self._session.extend(
-      row, ids, np.full(len(ids), types.Author.WORLD, np.int8)
-    )
+    self._session.extend(row, ids, _all(ids, author))
     return None
 
-  def _add_header(self, row: int, role: types.Role) -> bool:
+  def _header(self, row: int, role: types.Role) -> bool:
     """Opens `role`'s turn; False when nothing can follow the header."""
-    if not self._session.room(row):
-      return False
-    self._session.extend(
-      row,
-      np.asarray([self._template.header_ids[role]], np.int32),
-      np.asarray([types.Author.FORCED], np.int8),
+    ids = np.asarray([self._template.header_ids[role]], np.int32)
+    return (
+      self._say(row, ids, types.Author.FORCED) and self._session.room(row) > 0
     )
-    return self._session.room(row) > 0
 
-  def _is_error(self, response: worlds.Response) -> bool:
+  def _say(self, row: int, ids: np.ndarray, author: types.Author) -> bool:
+    """Puts tokens into ACT's row for all to hear; False where none fit."""
+    if len(ids) > self._session.room(row):
+      return False
+    span = ids, _all(ids, author)
+    self._session.extend(row, *span)
+    self.rows[row].heard.append(span)
+    return True
+
+  def _reading(self, row: int) -> templates.Reading:
+    finished = self._session.rows()[row]
+    return self._template.read(finished.tokens, finished.authors)
+
+  def _is_fatal(self, response: worlds.Response) -> bool:
+    """The published rule: a tool error, or an answer that is no JSON."""
     text = response.text
     if text is None:
       text = self._template.observation_text(response.generation.ids)
-    parsed = tool_calls.parse_response(tool_calls.render_response(text))
+    parsed = tool_calls.parse_observation(text)
     return isinstance(parsed, types.ParseError) or (
-      isinstance(parsed, dict) and 'error' in parsed
+      tool_calls.reports_error(text)
     )
+
+
+def _all(ids: np.ndarray, author: types.Author) -> np.ndarray:
+  return np.full(len(ids), author, np.int8)

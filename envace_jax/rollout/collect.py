@@ -14,6 +14,7 @@ from envace_jax.rollout import alternation, episodes, on_device
 from envace_jax.sampling import generator, keys
 from envace_jax.text import template as templates
 from envace_jax.worlds import base as worlds
+from envace_jax.worlds import own_row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,7 @@ class Collector:
     key: jax.Array,
     *,
     notes: Sequence[str] | None = None,
-    max_calls: int | None = None,
-    upstream_termination: bool = False,
+    rules: alternation.Rules,
   ) -> list[types.Episode]:
     """`group_size` episodes per task, in task order.
 
@@ -44,8 +44,7 @@ class Collector:
       tasks: any number of tasks.
       key: the stream; rows derive theirs by global sample index.
       notes: rehearsal memory per task, shown in its prompt.
-      max_calls: cap on calls per episode (host-driven worlds only).
-      upstream_termination: a tool error ends the episode (host-driven only).
+      rules: what else ends an episode (host-driven worlds only).
     """
     attempts = episodes.attempts_of(tasks, self.group_size, notes=notes)
     done = []
@@ -58,38 +57,38 @@ class Collector:
         dataclasses.replace(batch[i % self.group_size], sample_index=first + i)
         for i in range(real, size)
       ]
-      rows = self._run(
-        params, world, batch + fill, key, max_calls, upstream_termination
-      )
+      finished = self._run(params, world, batch + fill, key, rules)
       done += [
-        episodes.episode_of(attempt, row, self.template)
-        for attempt, row in zip(batch, rows, strict=False)
+        episodes.episode_of(attempt, one, self.template)
+        for attempt, one in zip(batch, finished, strict=False)
       ]
     return done
 
-  def warm_up(self, params, task: types.Task) -> None:
+  def warm_up(
+    self, params, world: worlds.World | None, task: types.Task
+  ) -> None:
     """Compiles every program that host-driven rollouts can need."""
-    prompt = self.template.prompt(task.instruction, tools=task.tools)
+    attempts = episodes.attempts_of([task] * self.batch_tasks, self.group_size)
+    batch = worlds.Batch(
+      tasks=[attempt.task for attempt in attempts],
+      prompts=[self._prompt(attempts[0])] * self.batch_tasks,
+      row_keys=keys.rows(jax.random.key(0), range(self._batch_size)),
+    )
     generator.Session(
-      self.decoder,
-      params,
-      [prompt] * self.batch_tasks,
-      self.group_size,
-      keys.rows(jax.random.key(0), range(self._batch_size)),
+      self.decoder, params, batch.prompts, self.group_size, batch.row_keys
     ).warm_up()
+    if isinstance(world, own_row.OwnRowWorld):
+      world.warm_up(batch)
 
   @property
   def _batch_size(self) -> int:
     return self.batch_tasks * self.group_size
 
   def _run(
-    self, params, world, attempts, key, max_calls, upstream_termination
-  ) -> list[episodes.Row]:
+    self, params, world, attempts, key, rules
+  ) -> list[episodes.Finished]:
     prompts = [
-      self.template.prompt(
-        attempt.task.instruction, attempt.notes, attempt.task.tools
-      )
-      for attempt in attempts[:: self.group_size]
+      self._prompt(attempt) for attempt in attempts[:: self.group_size]
     ]
     row_keys = keys.rows(key, [attempt.sample_index for attempt in attempts])
     if world is None:
@@ -104,6 +103,11 @@ class Collector:
       attempts,
       prompts,
       row_keys,
-      max_calls=max_calls,
-      upstream_termination=upstream_termination,
+      rules,
+    )
+
+  def _prompt(self, attempt: episodes.Attempt) -> generator.Row:
+    task = attempt.task
+    return self.template.prompt(
+      task.instruction, attempt.notes, task.tools, task.system
     )

@@ -3,19 +3,15 @@
 from collections.abc import Sequence
 import dataclasses
 
-import numpy as np
-
 from envace_jax import types
 from envace_jax.text import template as templates
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
+class Finished:
   """What a rollout leaves behind for one attempt."""
 
-  tokens: np.ndarray  # [T] int32
-  authors: np.ndarray  # [T] int8
-  logprobs: np.ndarray  # [T] float32
+  rows: Sequence[types.Row]  # see types.Episode
   stop_reason: types.StopReason
   real_calls: int = 0
   state_hash: str | None = None
@@ -53,30 +49,33 @@ def attempts_of(
 
 
 def episode_of(
-  attempt: Attempt, row: Row, template: templates.Template
+  attempt: Attempt, finished: Finished, template: templates.Template
 ) -> types.Episode:
-  """Reads a finished row. A reply counts only if the policy finished it."""
-  steps, reply = template.read(row.tokens, row.authors)
-  replied = row.stop_reason is types.StopReason.REPLIED
+  """Reads the rows. A reply counts only if the policy finished it."""
+  reading = template.read(finished.rows[0].tokens, finished.rows[0].authors)
+  replied = finished.stop_reason is types.StopReason.REPLIED
   return types.Episode(
     task_id=attempt.task.id,
     group=attempt.group,
     sample_index=attempt.sample_index,
-    tokens=row.tokens,
-    authors=row.authors,
-    logprobs=row.logprobs,
-    steps=tuple(steps),
-    reply=reply if replied else None,
-    stop_reason=row.stop_reason,
-    real_calls=row.real_calls,
-    state_hash=row.state_hash,
+    rows=tuple(finished.rows),
+    steps=reading.steps,
+    turn_replies=reading.turn_replies,
+    reply=reading.reply if replied else None,
+    stop_reason=finished.stop_reason,
+    real_calls=finished.real_calls,
+    state_hash=finished.state_hash,
     notes=attempt.notes,
   )
 
 
 def generation_counts(episode: types.Episode) -> tuple[int, int]:
   """Generations per role (ACT, REHEARSE): the n_i^r of role-wise means."""
-  authors = [author for author, _, _ in templates.runs(episode.authors)]
+  authors = [
+    author
+    for row in episode.rows
+    for author, _, _ in templates.runs(row.authors)
+  ]
   return (
     authors.count(types.Author.ACT),
     authors.count(types.Author.REHEARSE),

@@ -61,7 +61,7 @@ def rehearse_episodes(
   prompts: Sequence[generator.Row],
   group_size: int,
   row_keys: jax.Array,
-) -> list[episodes.Row]:
+) -> list[episodes.Finished]:
   """Rehearses `group_size` episodes per prompt, both roles by `params`.
 
   Args:
@@ -73,7 +73,7 @@ def rehearse_episodes(
     row_keys: [P * group_size] typed keys.
 
   Returns:
-    P * group_size finished rows, group by group.
+    P * group_size finished episodes, group by group.
   """
   ids_PW, authors_PW, count_P = generator.pad_prompts(decoder, prompts)
   header_R = np.asarray([template.header_ids[role] for role in types.Role])
@@ -102,10 +102,14 @@ def rehearse_episodes(
     )
   )
   return [
-    episodes.Row(
-      tokens=tokens[row, :n],
-      authors=authors[row, :n],
-      logprobs=logprobs[row, :n],
+    episodes.Finished(
+      rows=(
+        types.Row(
+          tokens=tokens[row, :n],
+          authors=authors[row, :n],
+          logprobs=logprobs[row, :n],
+        ),
+      ),
       stop_reason=STOP_REASONS[stop[row]],
     )
     for row, n in enumerate(length)

@@ -2,12 +2,11 @@
 
 import collections
 from collections.abc import Mapping, Sequence
-import json
 
 import numpy as np
 
 from envace_jax import types
-from envace_jax.text import template as templates
+from envace_jax.text import tool_calls
 
 
 def summarise(
@@ -23,22 +22,23 @@ def summarise(
   successes = [score.success for score in scores if score.success is not None]
   steps = [step for episode in episodes for step in episode.steps]
   stops = collections.Counter(episode.stop_reason for episode in episodes)
-  authors = collections.Counter(
-    author
-    for episode in episodes
-    for author, start, stop in templates.runs(episode.authors)
-    for _ in range(stop - start)
-  )
   share = lambda values: float(np.mean(values)) if values else 0.0
+  tokens = lambda author: sum(
+    int((row.authors == author).sum())
+    for episode in episodes
+    for row in episode.rows
+  )
   return {
     'reward': share(rewards),
     'success': share(successes),
     'unscored': len(scores) - len(rewards),
     'steps': share([len(episode.steps) for episode in episodes]),
-    'row_tokens': share([len(episode.tokens) for episode in episodes]),
-    'act_tokens': authors[types.Author.ACT] / len(episodes),
-    'rehearse_tokens': authors[types.Author.REHEARSE] / len(episodes),
-    'errors': share([is_error(step.observation_text) for step in steps]),
+    'row_tokens': share([len(r.tokens) for e in episodes for r in e.rows]),
+    'act_tokens': tokens(types.Author.ACT) / len(episodes),
+    'rehearse_tokens': tokens(types.Author.REHEARSE) / len(episodes),
+    'errors': share(
+      [tool_calls.reports_error(step.observation_text) for step in steps]
+    ),
     'malformed': share(
       [isinstance(step.action, types.ParseError) for step in steps]
     ),
@@ -47,12 +47,3 @@ def summarise(
       for reason in types.StopReason
     },
   }
-
-
-def is_error(observation_text: str) -> bool:
-  """Whether an observation reports a tool error; other text does not."""
-  try:
-    value = json.loads(observation_text)
-  except (ValueError, RecursionError):
-    return False
-  return isinstance(value, dict) and 'error' in value

@@ -129,6 +129,25 @@ def grow(state: DecodeState, cache_length: int) -> DecodeState:
   return state.replace(cache=kv_cache.grow(state.cache, cache_length))
 
 
+@functools.partial(jax.jit, donate_argnums=0)
+def rewind(state: DecodeState, length_B: jax.Array) -> DecodeState:
+  """Forgets what lies beyond `length_B`; rows not longer than that stay.
+
+  A row that forgets is given another key: positions draw from keys, and it
+  must not say the same again. Slots beyond a cache's length are never read.
+  """
+  forgets_B = state.length > length_B
+  other_keys = jax.vmap(jax.random.fold_in)(state.row_keys, length_B)
+  length_B = jnp.where(forgets_B, length_B, state.length)
+  return state.replace(
+    length=length_B,
+    cache=state.cache.replace(
+      length=jnp.minimum(state.cache.length, length_B - 1)
+    ),
+    row_keys=jnp.where(forgets_B, other_keys, state.row_keys),
+  )
+
+
 @functools.partial(
   jax.jit, static_argnums=0, static_argnames='filtered', donate_argnums=2
 )

@@ -118,6 +118,7 @@ class Session:
     self._state = state
     self.lengths = np.repeat(count_P, group_size)
     self._queue: dict[int, list[Row]] = {}
+    self.positions = ids_PW.size  # put through the model so far
 
   @property
   def batch_size(self) -> int:
@@ -166,6 +167,7 @@ class Session:
       (state.tokens, state.logprobs, state.length, finished_B)
     )
     self.lengths = np.array(lengths)
+    self.positions += self.batch_size * int((lengths - before).max())
     return {
       row: types.Generation(
         role=role,
@@ -176,14 +178,30 @@ class Session:
       for row in rows
     }
 
-  def rows(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Every row as (tokens, authors, logprobs), cut to its length."""
+  def rewind(self, lengths: dict[int, int]) -> None:
+    """Cuts the given rows back to some lengths, as if no more had been said.
+
+    What is sampled next is drawn anew.
+    """
+    self._flush()
+    length_B = np.array(self.lengths)
+    for row, length in lengths.items():
+      length_B[row] = min(length, length_B[row])
+    self._state = decode.rewind(self._state, length_B)
+    self.lengths = length_B
+
+  def rows(self) -> list[types.Row]:
+    """Every row, cut to its length."""
     self._flush()
     tokens, authors, logprobs = jax.device_get(
       (self._state.tokens, self._state.authors, self._state.logprobs)
     )
     return [
-      (tokens[row, :n], authors[row, :n], logprobs[row, :n])
+      types.Row(
+        tokens=tokens[row, :n],
+        authors=authors[row, :n],
+        logprobs=logprobs[row, :n],
+      )
       for row, n in enumerate(self.lengths)
     ]
 
@@ -216,6 +234,7 @@ class Session:
         authors_BW,
         count_B,
       )
+      self.positions += ids_BW.size
       done += width
 
   def _make_room(self, length: int) -> None:
@@ -247,6 +266,7 @@ class Session:
         self._settings,
         filtered=self._decoder.filtered,
       )
+      self._state = decode.rewind(self._state, self.lengths)
 
 
 def pad_prompts(

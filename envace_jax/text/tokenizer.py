@@ -51,6 +51,8 @@ CONTROL = (
   '<|system|>',
   '<|tools|>',
 )
+# Marks of private thinking, in vocabularies for policies that think aloud.
+THOUGHTS = ('<think>', '</think>')
 DELIMITER = '\ue000'  # private use: a piece border in the training corpus
 MAX_PIECE_CHARS = 64
 
@@ -67,7 +69,7 @@ _FROM_STAND_IN = str.maketrans({v: k for k, v in _STAND_INS.items()})
 _RESERVED = '\x00\u2581\ue000-\ue004'
 _UNTRAINABLE = re.compile(f'[{_RESERVED}]')
 _SURROGATE = re.compile('[\ud800-\udfff]')
-_CONTROL_NAME = re.compile('|'.join(re.escape(name) for name in CONTROL))
+_CONTROL_NAME = re.compile('|'.join(map(re.escape, CONTROL + THOUGHTS)))
 
 _CJK = '\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af'  # no spaces between words
 _W = rf'[^\W{_CJK}]'
@@ -102,7 +104,7 @@ class Tokenizer(Protocol):
 
   @property
   def control(self) -> Mapping[str, int]:
-    """Name of a control piece -> its id."""
+    """Name of a control piece -> its id; all of CONTROL, THOUGHTS or not."""
     ...
 
   def encode(self, text: str) -> list[int]:
@@ -120,14 +122,15 @@ class ByteTokenizer:
   """Control ids, then the 256 bytes. For tests and for no training corpus."""
 
   def __init__(self):
-    self.control = {name: i for i, name in enumerate(CONTROL)}
+    names = CONTROL + THOUGHTS
+    self.control = {name: i for i, name in enumerate(names)}
     self.pad_id = 0
-    self.vocab_size = len(CONTROL) + 256
-    names = [name.encode() for name in CONTROL]
-    self._bytes_of = names + [bytes([b]) for b in range(256)]
+    self.vocab_size = len(names) + 256
+    self._bytes_of = [name.encode() for name in names]
+    self._bytes_of += [bytes([b]) for b in range(256)]
 
   def encode(self, text: str) -> list[int]:
-    return [b + len(CONTROL) for b in clean_surrogates(text).encode()]
+    return [b + len(self.control) for b in clean_surrogates(text).encode()]
 
   def decode(self, ids: Sequence[int]) -> str:
     return _decode(self._bytes_of, ids)
@@ -143,10 +146,10 @@ class SentencePieceTokenizer:
     self._proto = proto
     self._pieces = sentencepiece.SentencePieceProcessor(model_proto=proto)
     self.vocab_size = self._pieces.get_piece_size()
-    self.control = {name: self._pieces.piece_to_id(name) for name in CONTROL}
-    for name, i in self.control.items():
-      if not self._pieces.is_control(i):
-        raise ValueError(f'{name} is not a control piece of this model')
+    ids = {name: self._pieces.piece_to_id(name) for name in CONTROL + THOUGHTS}
+    self.control = {n: i for n, i in ids.items() if self._pieces.is_control(i)}
+    if missing := set(CONTROL) - set(self.control):
+      raise ValueError(f'{sorted(missing)} are no control pieces of this model')
     self.pad_id = self.control['<|pad|>']
     self._bytes_of = [self._piece_bytes(i) for i in range(self.vocab_size)]
     self._byte_ids = [
@@ -172,10 +175,17 @@ class SentencePieceTokenizer:
 
   @staticmethod
   def train(
-    sentences: Iterable[str], vocab_size: int, delimiter: str = DELIMITER
+    sentences: Iterable[str],
+    vocab_size: int,
+    delimiter: str = DELIMITER,
+    *,
+    thoughts: bool = False,
   ) -> 'SentencePieceTokenizer':
     """Learns at most `vocab_size` pieces; same sentences, same bytes."""
-    return SentencePieceTokenizer(_train(sentences, vocab_size, delimiter))
+    control = CONTROL + THOUGHTS if thoughts else CONTROL
+    return SentencePieceTokenizer(
+      _train(sentences, vocab_size, delimiter, control)
+    )
 
   def save(self, path: str) -> None:
     pathlib.Path(path).write_bytes(self._proto)
@@ -242,7 +252,12 @@ def _decode(bytes_of: Sequence[bytes], ids: Sequence[int]) -> str:
   return b''.join(parts).decode('utf-8', 'replace')
 
 
-def _train(sentences: Iterable[str], vocab_size: int, delimiter: str) -> bytes:
+def _train(
+  sentences: Iterable[str],
+  vocab_size: int,
+  delimiter: str,
+  control: Sequence[str],
+) -> bytes:
   corpus = [
     split_for_training(s, delimiter).translate(_TO_STAND_IN) for s in sentences
   ]
@@ -254,7 +269,7 @@ def _train(sentences: Iterable[str], vocab_size: int, delimiter: str) -> bytes:
   )
   # Each covered character takes a piece; a word with an uncovered one is spelt
   # in bytes. Scripts too large for the vocabulary lose their rarest signs.
-  many = len(set(''.join(counts))) > (vocab_size - 257 - len(CONTROL)) / 2
+  many = len(set(''.join(counts))) > (vocab_size - 257 - len(control)) / 2
   coverage = 0.9995 if many else 1.0
   model = io.BytesIO()
   with tempfile.TemporaryDirectory() as folder:
@@ -268,9 +283,9 @@ def _train(sentences: Iterable[str], vocab_size: int, delimiter: str) -> bytes:
         model_type='unigram',
         vocab_size=vocab_size,
         hard_vocab_limit=False,
-        control_symbols=list(CONTROL[1:]),
+        control_symbols=list(control[1:]),
         pad_id=0,
-        pad_piece=CONTROL[0],
+        pad_piece=control[0],
         unk_id=1,
         unk_piece=_UNKNOWN,
         bos_id=-1,
@@ -293,7 +308,7 @@ def _train(sentences: Iterable[str], vocab_size: int, delimiter: str) -> bytes:
     except RuntimeError as e:
       raise ValueError(
         f'vocab_size={vocab_size} does not work for this corpus; bytes and '
-        f'control pieces alone take {257 + len(CONTROL)}: {e}'
+        f'control pieces alone take {257 + len(control)}: {e}'
       ) from e
   proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
   # The name of a temporary file would make two equal models differ.

@@ -11,7 +11,8 @@ Decisions that parsers disagree about:
 - Tags are found outside JSON strings only; braces are never counted by regex.
 - Text before the opening tag is allowed (models think aloud); text after the
   closing tag, or between the JSON and it, is 'trailing'. Nothing is repaired.
-- Several calls in one action are an error, not the first of them.
+- Several calls in one action are an error, not the first of them, unless
+  parallel calls are asked for (`parse_actions`); one bad call then voids all.
 - A repeated key is an error: two readers could disagree about its value.
 - NaN, Infinity and numbers beyond 64 bits are errors: no tool could take them.
 - Arguments must be an object. A string that contains one is 'double_encoded'.
@@ -50,6 +51,7 @@ ERROR_KINDS = (
   'no_response',  # no opening <tool_response>
 )
 MAX_DEPTH = 64
+ERROR_KEYS = frozenset({'error', 'error_tool_call'})  # ours, and the published
 
 _UNSAFE = re.compile('[\ud800-\udfff\x00]')
 _INT64 = 1 << 63
@@ -84,6 +86,42 @@ def parse_action(text: str) -> types.ToolCall | types.ParseError:
   return _call_of(payload)
 
 
+def parse_actions(text: str) -> list[types.ToolCall | types.ParseError]:
+  """Reads all the calls of an action, in order; one bad call voids all.
+
+  The list is never empty: an action without a call is one 'no_call'.
+  """
+  parts = split_calls(text)
+  if parts is None or len(parts[1]) == 1:
+    return [parse_action(text)]
+  calls = []
+  for body in parts[1]:
+    call = parse_action(CALL_OPEN + body + CALL_CLOSE)
+    if isinstance(call, types.ParseError):
+      return [call]
+    calls.append(call)
+  return calls
+
+
+def split_calls(text: str) -> tuple[str, list[str]] | None:
+  """The text before the calls of an action, and what stands in their tags.
+
+  None where there is no call, an unclosed one, or anything but white space
+  between calls or after them.
+  """
+  before, opening, rest = text.partition(CALL_OPEN)
+  bodies = []
+  while opening:
+    end = _find_outside_strings(rest, CALL_CLOSE, 0)
+    if end < 0:
+      return None
+    bodies.append(rest[:end])
+    between, opening, rest = rest[end + len(CALL_CLOSE) :].partition(CALL_OPEN)
+    if between.strip():
+      return None
+  return (before, bodies) if bodies else None
+
+
 def render_call(call: types.ToolCall) -> str:
   """The one spelling of a call; `parse_action` reads it back."""
   payload = {'name': call.name, 'arguments': call.arguments}
@@ -101,6 +139,12 @@ def parse_observation(text: str) -> types.Json | list | types.ParseError:
   if text.lstrip().startswith(RESPONSE_OPEN):
     return parse_response(text)
   return _container(text)
+
+
+def reports_error(text: str) -> bool:
+  """Whether an observation is an object that says that the call failed."""
+  value = parse_observation(text)
+  return isinstance(value, dict) and not ERROR_KEYS.isdisjoint(value)
 
 
 def render_response(text: str) -> str:

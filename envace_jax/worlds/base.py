@@ -9,47 +9,65 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Protocol
 
-import numpy as np
+import jax
 
 from envace_jax import types
 from envace_jax.sampling import generator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
-  """One action that wants an answer."""
+class Batch:
+  """The episodes that a world is opened for, group by group."""
 
-  row: int  # row of the session
+  tasks: Sequence[types.Task]  # [B]
+  prompts: Sequence[generator.Row]  # [P], what ACT sees of each group's task
+  row_keys: jax.Array  # [B] typed keys of ACT's rows, by global sample index
+
+  @property
+  def group_size(self) -> int:
+    return len(self.tasks) // len(self.prompts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+  """One tool call that wants an answer."""
+
+  row: int
   action: types.ToolCall | types.ParseError
-  action_ids: np.ndarray  # [T] int32, as sampled, stop token included
+  # Everything that ACT's row gained since its prompt, or since the row's last
+  # request, but for the world's own answers. Ends in REHEARSE's header.
+  heard: Sequence[generator.Row]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Response:
-  """What a world says. Exactly one field is set.
+  """What a world says. Exactly one of `text`, `generation`, `stop` is set.
 
-  `generation` is set iff the policy itself wrote the observation: its tokens
-  are then already in the row. `text` is an observation somebody else wrote.
-  `failure` says that the world could not answer; the episode ends.
+  `text` is an observation that the policy did not write. `generation` is one
+  that it did: in ACT's own row, where it already stands, or (`in_own_row`) in a
+  row of REHEARSE's own, from which ACT's row is given a copy. `stop` ends the
+  episode unanswered: WORLD_FAILED, or CONTEXT_FULL in the world's own row.
   """
 
   text: str | None = None
   generation: types.Generation | None = None
-  failure: str | None = None
+  in_own_row: bool = False
+  stop: types.StopReason | None = None
 
 
 class World(Protocol):
   """Answers the actions of a batch of episodes, one batch at a time."""
 
-  def open(
-    self, tasks: Sequence[types.Task], prompts: Sequence[generator.Row]
-  ) -> None:
-    """Prepares one fresh state per row; `prompts` are the rows' openings."""
+  def open(self, batch: Batch) -> None:
+    """Prepares one fresh state per row."""
 
   def respond(
     self, session: generator.Session, requests: Sequence[Request]
   ) -> list[Response]:
-    """Answers the requests in order; their rows end in REHEARSE's header."""
+    """Answers the requests in order; `session` holds the rows of ACT."""
+
+  def trained_rows(self) -> list[types.Row] | None:
+    """REHEARSE's own rows [B], to be trained; None where there are none."""
 
   def final_state(self, row: int) -> str | None:
     """Fingerprint of a row's real state; None where there is no such thing."""

@@ -17,13 +17,10 @@ class RealWorld:
     self._make_environment = make_environment
     self._environments: list[envs.Environment] = []
 
-  def open(
-    self, tasks: Sequence[types.Task], prompts: Sequence[generator.Row]
-  ) -> None:
-    del prompts
-    while len(self._environments) < len(tasks):
+  def open(self, batch: base.Batch) -> None:
+    while len(self._environments) < len(batch.tasks):
       self._environments.append(self._make_environment())
-    for environment, task in zip(self._environments, tasks, strict=False):
+    for environment, task in zip(self._environments, batch.tasks, strict=False):
       environment.reset(task)
 
   def respond(
@@ -37,8 +34,11 @@ class RealWorld:
         responses.append(base.Response(text=observation.text))
       except Exception as error:  # an environment's bug is not the policy's
         logging.warning('environment failed on %s: %r', request.action, error)
-        responses.append(base.Response(failure=repr(error)))
+        responses.append(base.Response(stop=types.StopReason.WORLD_FAILED))
     return responses
+
+  def trained_rows(self) -> None:
+    return None
 
   def final_state(self, row: int) -> str | None:
     return self._environments[row].state_hash()
@@ -59,10 +59,8 @@ class NullWorld:
   def __init__(self, text: str):
     self._text = text
 
-  def open(
-    self, tasks: Sequence[types.Task], prompts: Sequence[generator.Row]
-  ) -> None:
-    del tasks, prompts
+  def open(self, batch: base.Batch) -> None:
+    del batch
 
   def respond(
     self, session: generator.Session, requests: Sequence[base.Request]
@@ -70,7 +68,10 @@ class NullWorld:
     del session
     return [base.Response(text=self._text)] * len(requests)
 
-  def final_state(self, row: int) -> str | None:
+  def trained_rows(self) -> None:
+    return None
+
+  def final_state(self, row: int) -> None:
     del row
 
   def close(self) -> None:

@@ -14,10 +14,8 @@ from envace_jax.worlds import base
 class RehearsedWorld:
   """Trainable: its tokens carry author REHEARSE and their log-probs."""
 
-  def open(
-    self, tasks: Sequence[types.Task], prompts: Sequence[generator.Row]
-  ) -> None:
-    del tasks, prompts  # the policy's own session holds everything
+  def open(self, batch: base.Batch) -> None:
+    del batch  # the policy's own session holds everything
 
   def respond(
     self, session: generator.Session, requests: Sequence[base.Request]
@@ -26,7 +24,10 @@ class RehearsedWorld:
     generations = session.generate(types.Role.REHEARSE, rows)
     return [base.Response(generation=generations[row]) for row in rows]
 
-  def final_state(self, row: int) -> str | None:
+  def trained_rows(self) -> None:
+    return None  # they are the rows of ACT
+
+  def final_state(self, row: int) -> None:
     del row
 
   def close(self) -> None:

@@ -1,0 +1,107 @@
+"""A model that answers from a row of its own, which ACT never sees.
+
+With the policy's parameters it is the REHEARSE role under split views, and is
+trained. With frozen ones of another model it is a simulator.
+
+  ACT's row       prompt of ACT       <|act|> call <|rehearse|> copy    ...
+  this row        prompt of its own   <|act|> copy <|rehearse|> answer  ...
+
+Both rows hold the same tokens after their prompts, each live in its own cache;
+a token sampled in one is extended into the other, and nothing is read twice.
+What only this row may know (instructions, schemas, recorded exchanges) stands
+in its prompt, so no path leads from there to an action but through an answer.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from envace_jax import types
+from envace_jax.sampling import generator
+from envace_jax.text import template as templates
+from envace_jax.worlds import base
+
+
+class OwnRowWorld:
+  """Answers in the REHEARSE role, over sessions of its own."""
+
+  def __init__(
+    self,
+    decoder: generator.Decoder,
+    template: templates.Template,
+    params,
+    opening: Callable[[types.Task], templates.Span],
+    *,
+    trained: bool,
+  ):
+    """Makes such a world.
+
+    Args:
+      decoder: the model and its sampling settings; `prompt_tokens` is the
+        width of its own prompts.
+      template: the row format, of the same tokenizer as the policy's.
+      params: of the model that answers.
+      opening: the prompt of a task's own row, ACT's first header included.
+      trained: the answers are the policy's, to be trained where they stand;
+        otherwise they are an observation like any other.
+    """
+    self._decoder, self._template = decoder, template
+    self._params, self._opening = params, opening
+    self._trained = trained
+    self.session: generator.Session | None = None
+
+  def open(self, batch: base.Batch) -> None:
+    # Another key than ACT's: positions of two rows must not share their draws.
+    own_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(batch.row_keys)
+    self.session = generator.Session(
+      self._decoder,
+      self._params,
+      [self._opening(task) for task in batch.tasks[:: batch.group_size]],
+      batch.group_size,
+      own_keys,
+    )
+
+  def respond(
+    self, session: generator.Session, requests: Sequence[base.Request]
+  ) -> list[base.Response]:
+    del session
+    heard = {r.row: self._heard(r) for r in requests}
+    rows = [
+      row
+      for row, (ids, _) in heard.items()
+      if len(ids) < self.session.room(row)
+    ]
+    for row in rows:
+      self.session.extend(row, *heard[row])
+    said = self.session.generate(types.Role.REHEARSE, rows) if rows else {}
+    return [self._response(said.get(request.row)) for request in requests]
+
+  def trained_rows(self) -> list[types.Row] | None:
+    return self.session.rows() if self._trained else None
+
+  def final_state(self, row: int) -> None:
+    del row
+
+  def close(self) -> None:
+    self.session = None
+
+  def warm_up(self, batch: base.Batch) -> None:
+    """Compiles every program that answering such batches can need."""
+    self.open(batch)
+    self.session.warm_up()
+    self.close()
+
+  def _heard(self, request: base.Request) -> templates.Span:
+    ids, authors = templates.join(request.heard)
+    copied = np.where(authors == types.Author.ACT, types.Author.COPIED, authors)
+    return self._template.without_thoughts(ids, copied.astype(np.int8))
+
+  def _response(self, said: types.Generation | None) -> base.Response:
+    if said is None:
+      return base.Response(stop=types.StopReason.CONTEXT_FULL)
+    if self._trained:
+      return base.Response(generation=said, in_own_row=True)
+    if not said.finished:
+      return base.Response(stop=types.StopReason.WORLD_FAILED)
+    return base.Response(text=self._template.observation_text(said.ids))
