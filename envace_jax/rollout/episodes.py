@@ -51,16 +51,23 @@ def attempts_of(
 def episode_of(
   attempt: Attempt, finished: Finished, template: templates.Template
 ) -> types.Episode:
-  """Reads the rows. A reply counts only if the policy finished it."""
+  """Reads the rows.
+
+  A last reply that did not end the episode is one to a turn before the last:
+  the user would have gone on.
+  """
   reading = template.read(finished.rows[0].tokens, finished.rows[0].authors)
   replied = finished.stop_reason is types.StopReason.REPLIED
+  turn_replies = list(reading.turn_replies)
+  if not replied and reading.reply is not None:
+    turn_replies.append(reading.reply)
   return types.Episode(
     task_id=attempt.task.id,
     group=attempt.group,
     sample_index=attempt.sample_index,
     rows=tuple(finished.rows),
     steps=reading.steps,
-    turn_replies=reading.turn_replies,
+    turn_replies=tuple(turn_replies),
     reply=reading.reply if replied else None,
     stop_reason=finished.stop_reason,
     real_calls=finished.real_calls,

@@ -51,7 +51,7 @@ class Reading:
 
   steps: Sequence[types.Step]  # answered calls
   turn_replies: Sequence[str]  # replies that a user turn followed
-  reply: str | None  # a reply that ends the row
+  reply: str | None  # a finished reply that ends the row
 
 
 class Template:
@@ -217,7 +217,7 @@ class Template:
       if author == types.Author.ACT:
         text, message = self.text(ids), message + 1
         calls = self.calls(ids) if self.is_call(ids) else []
-        if not calls:
+        if not calls and ids[-1] == self.stop_id:
           replies.append(text)
       elif author in OBSERVING:
         steps.append(
@@ -230,8 +230,12 @@ class Template:
             message=message,
           )
         )
-    ends_in_act = len(authors) and authors[-1] == types.Author.ACT
-    replied = bool(ends_in_act) and not calls
+    replied = (
+      len(authors) > 0
+      and authors[-1] == types.Author.ACT
+      and tokens[-1] == self.stop_id
+      and not calls
+    )
     return Reading(
       steps=tuple(steps),
       turn_replies=tuple(replies[:-1] if replied else replies),
