@@ -27,8 +27,8 @@ from envace_jax.rollout import collect
 from envace_jax.sampling import generator, keys, samplers
 from envace_jax.tasks import order
 from envace_jax.text import rehearse_prompt
+from envace_jax.worlds import answers, checked, own_row, real, rehearsal
 from envace_jax.worlds import base as worlds
-from envace_jax.worlds import own_row, real, rehearsal
 
 WORLDS = ('rehearsal', 'real', 'simulator', 'null')
 NULL_OBSERVATION = '{"status": "ok"}'
@@ -153,7 +153,21 @@ class Setup:
     rollout = self.config.rollout
     if rollout.view == 'split':
       return self._own_row_world(params, step, trained=True)
-    return None if rollout.mode == 'on_device' else rehearsal.RehearsedWorld()
+    if rollout.mode == 'on_device':
+      return None
+    return self._checked(rehearsal.RehearsedWorld(self._answers()))
+
+  def _answers(self) -> answers.Answers:
+    c = self.config.rollout
+    return answers.Answers(
+      template=self.data.template,
+      max_resamples=c.max_resamples if c.validation == 'program' else None,
+    )
+
+  def _checked(self, world: worlds.World) -> worlds.World:
+    if self.config.rollout.validation == 'policy':
+      return world
+    return checked.CheckedWorld(world, self.data.template)
 
   def _own_row_world(self, params, step: int, *, trained: bool):
     if self.config.rollout.view == 'split':
@@ -164,13 +178,15 @@ class Setup:
         task.instruction, '', task.tools, task.system
       )
       width = self.config.rollout.prompt_tokens
-    return own_row.OwnRowWorld(
+    world = own_row.OwnRowWorld(
       dataclasses.replace(self.decoder, prompt_tokens=width),
       self.data.template,
       params,
       opening,
+      self._answers(),
       trained=trained,
     )
+    return self._checked(world)
 
   def _rehearse_prompt(self, step: int) -> rehearse_prompt.RehearsePrompt:
     c = self.config.prompt.rehearse
@@ -200,6 +216,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
   rollout, rl = config.rollout, config.rl
   _one_of('rollout.world', rollout.world, WORLDS)
   _one_of('rollout.mode', rollout.mode, ('on_device', 'host'))
+  _one_of('rollout.validation', rollout.validation, ('policy', 'program'))
   _one_of('rollout.view', rollout.view, ('joint', 'split'))
   _one_of('rl.objective', rl.objective, ('policy_gradient', 'supervised'))
   _one_of('rl.baseline', rl.baseline, ('shared', 'role'))
@@ -222,6 +239,11 @@ def validate(config: ml_collections.ConfigDict) -> None:
       'the on-device program answers one call an action and counts calls, not '
       'actions; set rollout.mode=host, or rollout.max_parallel_calls=1 and '
       'rollout.max_actions above rollout.max_steps'
+    )
+  if rollout.mode == 'on_device' and rollout.validation == 'program':
+    raise errors.UserError(
+      "rollout.validation='program' reads calls and answers, which the "
+      'on-device program does not; set rollout.mode=host'
     )
   if rollout.mode == 'on_device' and rollout.upstream_termination:
     raise errors.UserError(

@@ -69,6 +69,10 @@ def get_config() -> ml_collections.ConfigDict:
   c.rollout.simulator_workdir = ''  # whose policy plays it; '' = warm start
   c.rollout.mode = 'on_device'  # 'on_device' (rehearsal only) | 'host'
   c.rollout.view = 'joint'  # 'joint': one row | 'split': each role its own
+  # Who rejects impossible calls and answers: 'policy' (itself, as published) or
+  # 'program', which draws an answer anew up to max_resamples times.
+  c.rollout.validation = 'policy'
+  c.rollout.max_resamples = 3
   c.rollout.max_steps = 5  # answered tool calls per episode
   c.rollout.max_actions = 30  # calls and replies per episode
   c.rollout.max_user_turns = 30  # the instruction included

@@ -10,9 +10,11 @@ from envace_jax.rollout import alternation
 from envace_jax.sampling import generator, samplers
 from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers
+from envace_jax.worlds import answers
 
 NO_RULES = alternation.Rules()
 TEMPLATE = templates.Template(tokenizers.ByteTokenizer())
+ANYTHING = answers.Answers(template=TEMPLATE, max_resamples=None)
 
 
 def task(text):

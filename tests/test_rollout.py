@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from talkative import NO_RULES, TEMPLATE, decoder_for, task
+from talkative import ANYTHING, NO_RULES, TEMPLATE, decoder_for, task
 
 from envace_jax import types
 from envace_jax.rollout import alternation, collect, episodes, on_device
@@ -38,7 +38,7 @@ def run_both(model, params, seed=0, **limits):
     decoder_for(model, **limits),
     TEMPLATE,
     params,
-    rehearsal.RehearsedWorld(),
+    rehearsal.RehearsedWorld(ANYTHING),
     attempts,
     prompts,
     row_keys,
@@ -265,13 +265,14 @@ def test_the_policy_as_its_own_simulator_answers_in_the_same_words(policy):
   run = lambda world: alternation.run_episodes(
     decoder, TEMPLATE, params, world, attempts, prompts, row_keys, NO_RULES
   )
-  own = run(rehearsal.RehearsedWorld())
+  own = run(rehearsal.RehearsedWorld(ANYTHING))
   other = run(
     own_row.OwnRowWorld(
       decoder,
       TEMPLATE,
       params,
       lambda task: TEMPLATE.prompt(task.instruction),
+      ANYTHING,
       trained=False,
     )
   )

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from talkative import NO_RULES, TEMPLATE, decoder_for, task
+from talkative import ANYTHING, NO_RULES, TEMPLATE, decoder_for, task
 
 from envace_jax import types
 from envace_jax.rollout import alternation, collect, episodes
@@ -58,6 +58,7 @@ def split_world(policy, secret='', trained=True):
     TEMPLATE,
     policy[1],
     opening(secret),
+    ANYTHING,
     trained=trained,
   )
 
@@ -98,7 +99,9 @@ def test_equal_prompts_make_split_and_joint_coincide(policy):
   tasks = tasks_of('a', 'a longer one', 'mid')
   options = {'act': greedy, 'rehearse': greedy}
   split = run(policy, tasks, split_world(policy), **options)
-  joint = run(policy, tasks, lambda _: rehearsal.RehearsedWorld(), **options)
+  joint = run(
+    policy, tasks, lambda _: rehearsal.RehearsedWorld(ANYTHING), **options
+  )
   for left, right in zip(split, joint, strict=True):
     assert left.stop_reason is right.stop_reason
     np.testing.assert_array_equal(left.rows[0].tokens, right.rows[0].tokens)
@@ -151,7 +154,7 @@ def test_sampled_logprobs_are_those_of_the_own_row(policy):
 def test_the_rows_draw_from_different_keys(policy):
   """Equal prompts, equal temperatures: one key would give one episode."""
   joint = run(
-    policy, tasks_of('a', 'mid'), lambda _: rehearsal.RehearsedWorld()
+    policy, tasks_of('a', 'mid'), lambda _: rehearsal.RehearsedWorld(ANYTHING)
   )
   split = run(policy, tasks_of('a', 'mid'), split_world(policy))
   answers = lambda seen: [s.observation_text for e in seen for s in e.steps]

@@ -14,7 +14,6 @@ from envace_jax.rollout import alternation, episodes, on_device
 from envace_jax.sampling import generator, keys
 from envace_jax.text import template as templates
 from envace_jax.worlds import base as worlds
-from envace_jax.worlds import own_row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +76,7 @@ class Collector:
     generator.Session(
       self.decoder, params, batch.prompts, self.group_size, batch.row_keys
     ).warm_up()
-    if isinstance(world, own_row.OwnRowWorld):
+    if world is not None:
       world.warm_up(batch)
 
   @property

@@ -61,6 +61,9 @@ class World(Protocol):
   def open(self, batch: Batch) -> None:
     """Prepares one fresh state per row."""
 
+  def warm_up(self, batch: Batch) -> None:
+    """Compiles whatever answering such batches can need."""
+
   def respond(
     self, session: generator.Session, requests: Sequence[Request]
   ) -> list[Response]:

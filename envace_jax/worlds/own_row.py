@@ -20,6 +20,7 @@ import numpy as np
 from envace_jax import types
 from envace_jax.sampling import generator
 from envace_jax.text import template as templates
+from envace_jax.worlds import answers as answering
 from envace_jax.worlds import base
 
 
@@ -32,6 +33,7 @@ class OwnRowWorld:
     template: templates.Template,
     params,
     opening: Callable[[types.Task], templates.Span],
+    answers: answering.Answers,
     *,
     trained: bool,
   ):
@@ -43,15 +45,18 @@ class OwnRowWorld:
       template: the row format, of the same tokenizer as the policy's.
       params: of the model that answers.
       opening: the prompt of a task's own row, ACT's first header included.
+      answers: draws them.
       trained: the answers are the policy's, to be trained where they stand;
         otherwise they are an observation like any other.
     """
     self._decoder, self._template = decoder, template
     self._params, self._opening = params, opening
-    self._trained = trained
+    self._trained, self.answers = trained, answers
     self.session: generator.Session | None = None
+    self._tasks: Sequence[types.Task] = ()
 
   def open(self, batch: base.Batch) -> None:
+    self._tasks = batch.tasks
     # Another key than ACT's: positions of two rows must not share their draws.
     own_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(batch.row_keys)
     self.session = generator.Session(
@@ -66,16 +71,14 @@ class OwnRowWorld:
     self, session: generator.Session, requests: Sequence[base.Request]
   ) -> list[base.Response]:
     del session
-    heard = {r.row: self._heard(r) for r in requests}
-    rows = [
-      row
-      for row, (ids, _) in heard.items()
-      if len(ids) < self.session.room(row)
-    ]
-    for row in rows:
-      self.session.extend(row, *heard[row])
-    said = self.session.generate(types.Role.REHEARSE, rows) if rows else {}
-    return [self._response(said.get(request.row)) for request in requests]
+    asked = []
+    for request in requests:
+      ids, authors = self._heard(request)
+      if len(ids) < self.session.room(request.row):
+        self.session.extend(request.row, ids, authors)
+        asked.append(request)
+    said = self.answers.draw(self.session, asked, self._tasks) if asked else {}
+    return [self._response(r.row, said.get(r.row)) for r in requests]
 
   def trained_rows(self) -> list[types.Row] | None:
     return self.session.rows() if self._trained else None
@@ -97,7 +100,16 @@ class OwnRowWorld:
     copied = np.where(authors == types.Author.ACT, types.Author.COPIED, authors)
     return self._template.without_thoughts(ids, copied.astype(np.int8))
 
-  def _response(self, said: types.Generation | None) -> base.Response:
+  def _response(
+    self, row: int, said: types.Generation | str | None
+  ) -> base.Response:
+    if isinstance(said, str):  # refused: the row hears what ACT is told
+      ids = self._template.observation(said)
+      if len(ids) <= self.session.room(row):
+        world = np.full(len(ids), types.Author.WORLD, np.int8)
+        self.session.extend(row, ids, world)
+        return base.Response(text=said)
+      said = None
     if said is None:
       return base.Response(stop=types.StopReason.CONTEXT_FULL)
     if self._trained:

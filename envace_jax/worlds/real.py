@@ -37,6 +37,9 @@ class RealWorld:
         responses.append(base.Response(stop=types.StopReason.WORLD_FAILED))
     return responses
 
+  def warm_up(self, batch: base.Batch) -> None:
+    del batch
+
   def trained_rows(self) -> None:
     return None
 
@@ -67,6 +70,9 @@ class NullWorld:
   ) -> list[base.Response]:
     del session
     return [base.Response(text=self._text)] * len(requests)
+
+  def warm_up(self, batch: base.Batch) -> None:
+    del batch
 
   def trained_rows(self) -> None:
     return None

@@ -8,21 +8,33 @@ from collections.abc import Sequence
 
 from envace_jax import types
 from envace_jax.sampling import generator
+from envace_jax.worlds import answers as answering
 from envace_jax.worlds import base
 
 
 class RehearsedWorld:
   """Trainable: its tokens carry author REHEARSE and their log-probs."""
 
+  def __init__(self, answers: answering.Answers):
+    self.answers = answers
+    self._tasks: Sequence[types.Task] = ()
+
   def open(self, batch: base.Batch) -> None:
-    del batch  # the policy's own session holds everything
+    self._tasks = batch.tasks  # the policy's own session holds all the rest
 
   def respond(
     self, session: generator.Session, requests: Sequence[base.Request]
   ) -> list[base.Response]:
-    rows = [request.row for request in requests]
-    generations = session.generate(types.Role.REHEARSE, rows)
-    return [base.Response(generation=generations[row]) for row in rows]
+    said = self.answers.draw(session, requests, self._tasks)
+    return [
+      base.Response(text=said[r.row])
+      if isinstance(said[r.row], str)
+      else base.Response(generation=said[r.row])
+      for r in requests
+    ]
+
+  def warm_up(self, batch: base.Batch) -> None:
+    del batch
 
   def trained_rows(self) -> None:
     return None  # they are the rows of ACT
