@@ -32,6 +32,19 @@ TINY = [
   '--config.evaluation.every=3',
   '--config.evaluation.batch_tasks=6',
 ]
+# What carries more than parameters from step to step, or updates more often;
+# warmed up until some groups differ and some do not.
+REUSE = [
+  '--config.warm_start.steps=200',
+  '--config.rl.group_size=8',
+  '--config.private.attempts=0',
+  '--config.evaluation.every=0',
+  '--config.rl.updates_per_rollout=4',
+  '--config.rl.minibatches=2',
+  '--config.rl.surrogate=sequence',
+  '--config.rl.importance_cap=2.0',
+  '--config.rl.dynamic_sampling_draws=2',
+]
 # Steps after which the process is shot: in the warm start, and in RL.
 KILLS = (8, 16)
 
@@ -132,6 +145,29 @@ def test_a_killed_run_equals_an_unbroken_one(unbroken, environment, tmp_path):
     process.communicate()
   finish(start(workdir, environment))
   assert_equal_runs(unbroken, workdir)
+
+
+def test_a_killed_run_with_reuse_and_dynamic_sampling_resumes_exactly(
+  environment, tmp_path
+):
+  """The task cursor is state here: no step tells how many were drawn."""
+  runs = {name: tmp_path / name for name in ('whole', 'killed')}
+  finish(start(runs['whole'], environment, *REUSE))
+  process = start(runs['killed'], environment, *REUSE)
+  wait_for_step(process, runs['killed'], 204)
+  process.kill()
+  process.communicate()
+  finish(start(runs['killed'], environment, *REUSE))
+  assert_equal_runs(runs['whole'], runs['killed'])
+  tuned = [json.loads(line) for line in lines(runs['whole']) if b'rl/' in line]
+  drawn = [line['rl/groups/drawn'] for line in tuned]
+  assert max(drawn) > min(drawn) == 4
+  assert all(
+    line['rl/groups/kept'] == 4 or line['rl/groups/budget_exhausted']
+    for line in tuned
+  )
+  summary = json.loads((runs['whole'] / 'summary.json').read_text())
+  assert summary['compiles']['after'] == 0
 
 
 def test_sigterm_saves_and_exits_cleanly(unbroken, environment, tmp_path):
