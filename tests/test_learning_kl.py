@@ -78,8 +78,10 @@ def test_what_each_estimator_pulls_towards_as_a_loss():
 
 
 @pytest.mark.parametrize('estimate', kl.SAMPLED.values())
-@pytest.mark.parametrize('gap', [80.0, -80.0])
-def test_a_gap_of_80_nats_is_finite_and_masked_slots_are_silent(estimate, gap):
+@pytest.mark.parametrize('gap', [80.0, -80.0, 200.0, -200.0])
+def test_a_gap_of_80_or_200_nats_is_finite_and_masked_slots_are_silent(
+  estimate, gap
+):
   mask_BT = VALID_BT & (np.arange(9)[None, :] % 2 == 1)
   ref_BT = np.where(mask_BT, -1.0 + gap, np.nan).astype(np.float32)
   logp_BT = jnp.where(mask_BT, -1.0, -np.inf)
@@ -88,8 +90,9 @@ def test_a_gap_of_80_nats_is_finite_and_masked_slots_are_silent(estimate, gap):
   assert jnp.isfinite(total) and jnp.isfinite(grad_BT).all()
   assert (np.asarray(grad_BT)[~mask_BT] == 0).all()
   if estimate is kl.k2:
-    # 20^2 / 2 + 20 x 60 per token, and a pull of 20 back to the reference.
-    np.testing.assert_allclose(total, 1400 * mask_BT.sum(), rtol=1e-6)
+    # 20^2 / 2 + 20 x (gap - 20) per token, and a pull of 20 back.
+    each = 200 + 20 * (abs(gap) - 20)
+    np.testing.assert_allclose(total, each * mask_BT.sum(), rtol=1e-6)
     pull = -np.sign(gap) * 20
     np.testing.assert_allclose(grad_BT[mask_BT], pull, rtol=1e-6)
 

@@ -109,7 +109,6 @@ def policy_gradient(
     objective_BT = jnp.where(is_stopped_BT, dual * adv_BT, objective_BT)
     metrics['dual_clip_fraction'] = losses.masked_sum(is_stopped_BT, mask_BT)
   if weight_BT is not None:
-    weight_BT = jnp.where(mask_BT, weight_BT, 0.0)
     objective_BT = jax.lax.stop_gradient(weight_BT) * objective_BT
   return losses.masked_sum(-objective_BT, mask_BT), metrics
 
