@@ -202,9 +202,12 @@ def train_workload(config, model, mesh) -> Workload:
       length_buckets=(c.max_row_tokens,), microbatches=rl.microbatches,
     )  # fmt: skip
     batch = batch.replace(advantages=np.ones_like(batch.advantages))
+    if loss.importance_cap:  # the pass that makes them is not measured
+      batch = batch.replace(proximal_logprobs=batch.logprobs)
     return sharding.place_batch(batch, mesh), lengths
 
-  batch, lengths_B = pack(rl.tasks_per_step * rl.group_size, authors)
+  rows = rl.tasks_per_step * rl.group_size // rl.minibatches
+  batch, lengths_B = pack(rows, authors)
   flops_B = row_flops(model.config, lengths_B) * (3 + loss.uses_reference)
   answers, anchor = authors == types.Author.REHEARSE, None
   if loss.uses_anchor:

@@ -19,7 +19,7 @@ from envace_jax.evaluation import evaluator as evaluators
 from envace_jax.evaluation import private
 from envace_jax.evaluation import runner as runners
 from envace_jax.learning import batch as batches
-from envace_jax.learning import objective
+from envace_jax.learning import kl, objective, surrogates
 from envace_jax.learning import step as learning
 from envace_jax.model import config as model_config
 from envace_jax.model import sharding, transformer
@@ -125,10 +125,10 @@ class Setup:
       microbatches=microbatches,
     )
 
-  def tasks_at(self, step: int) -> list[types.Task]:
-    """The training tasks of one RL step."""
+  def tasks_from(self, cursor: int) -> list[types.Task]:
+    """`rl.tasks_per_step` training tasks from a position of their order."""
     size = self.config.rl.tasks_per_step
-    indices = self._task_order.batch_indices(step * size, size)
+    indices = self._task_order.batch_indices(cursor, size)
     return [self.data.tasks['train'][i] for i in indices]
 
   def place(self, batch):
@@ -222,6 +222,9 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _one_of('rl.baseline', rl.baseline, ('shared', 'role'))
   _one_of('rl.weighting', rl.weighting, ('episode', 'row'))
   _one_of('rl.normalizer', rl.normalizer, ('token', 'role_token', 'row'))
+  _one_of('rl.surrogate', rl.surrogate, _values(surrogates.Surrogate))
+  _one_of('rl.kl_estimator', rl.kl_estimator, _values(kl.KLEstimator))
+  _validate_reuse(rl)
   if rollout.mode == 'on_device' and rollout.world != 'rehearsal':
     raise errors.UserError(
       f'rollout.world={rollout.world!r} needs the host to answer; set '
@@ -260,7 +263,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
         )
   for phase, size in (
     ('warm_start', config.warm_start.batch_size),
-    ('rl', rl.tasks_per_step * rl.group_size),
+    ('rl', rl.tasks_per_step * rl.group_size // rl.minibatches),
     ('rl', rl.anchor_batch_size if rl.anchor_weight else 0),
   ):
     parts = config[phase].microbatches * config.mesh.data * config.mesh.fsdp
@@ -288,10 +291,31 @@ def validate(config: ml_collections.ConfigDict) -> None:
     decoder(config, model(config, config.data.vocab_size), stop_id=0)
     private_settings(config)
     policy_loss(config)
-    for phase in (config.warm_start, config.rl):
-      optimizer(phase)
+    optimizer(config.warm_start)
+    rl_optimizer(config)
   except ValueError as error:
     raise errors.UserError(str(error)) from error
+
+
+def _validate_reuse(rl: ml_collections.ConfigDict) -> None:
+  """How often a rollout is used, and how long it is sampled for."""
+  parts, updates = rl.minibatches, rl.updates_per_rollout
+  rows = rl.tasks_per_step * rl.group_size
+  if parts < 1 or rows % parts:
+    raise errors.UserError(
+      f'rl.minibatches={parts} must divide rl.tasks_per_step * rl.group_size = '
+      f'{rows} rows'
+    )
+  if updates < 1 or updates % parts:
+    raise errors.UserError(
+      f'rl.updates_per_rollout={updates} must be a multiple of rl.minibatches='
+      f'{parts}: each part of a rollout is used equally often'
+    )
+  if rl.dynamic_sampling_draws < 0:
+    raise errors.UserError(
+      f'rl.dynamic_sampling_draws={rl.dynamic_sampling_draws} must not be '
+      'negative; 0 is off'
+    )
 
 
 def model(
@@ -338,11 +362,19 @@ def private_settings(config: ml_collections.ConfigDict) -> private.Settings:
   return private.Settings(**config.private.to_dict())
 
 
-def optimizer(phase: ml_collections.ConfigDict):
+def optimizer(phase: ml_collections.ConfigDict, *, updates_per_step: int = 1):
   """The optimizer of `config.warm_start` or `config.rl`."""
   return learning.make_optimizer(
-    total_steps=max(phase.steps, 1), **phase.optimizer.to_dict()
+    total_steps=max(phase.steps, 1) * updates_per_step,
+    **phase.optimizer.to_dict(),
   )
+
+
+def rl_optimizer(config: ml_collections.ConfigDict):
+  """The optimizer of `config.rl`, scheduled over all updates of the phase."""
+  reused = config.rl.objective == 'policy_gradient'
+  updates = config.rl.updates_per_rollout if reused else 1
+  return optimizer(config.rl, updates_per_step=updates)
 
 
 def supervised_loss(config, phase) -> objective.LossConfig:
@@ -362,8 +394,12 @@ def policy_loss(config: ml_collections.ConfigDict) -> objective.LossConfig:
       rollout.act.temperature,
       rollout.rehearse.temperature,
     ),
+    surrogate=surrogates.Surrogate(rl.surrogate),
     clip_low=rl.clip_low,
     clip_high=rl.clip_high,
+    dual_clip=rl.dual_clip or None,
+    importance_cap=rl.importance_cap or None,
+    kl_estimator=kl.KLEstimator(rl.kl_estimator),
     kl_weight_per_role=(rl.kl_act, rl.kl_rehearse),
     nll_weight=rl.anchor_weight,
     normalizer=objective.Normalizer(rl.normalizer),
@@ -371,6 +407,10 @@ def policy_loss(config: ml_collections.ConfigDict) -> objective.LossConfig:
     microbatches=rl.microbatches,
     row_buckets=tuple(rl.row_buckets),
   )
+
+
+def _values(enum_class) -> tuple[str, ...]:
+  return tuple(member.value for member in enum_class)
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

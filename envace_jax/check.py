@@ -10,7 +10,7 @@ import sys
 import jax
 import ml_collections
 
-from envace_jax import build
+from envace_jax import build, no_ops
 from envace_jax.learning import step as learning
 from envace_jax.model import transformer
 
@@ -22,7 +22,7 @@ def run(config: ml_collections.ConfigDict) -> int:
   build.validate(config)
   lines = ['Config', *_indented(str(config).splitlines()), '']
   lines += ['Budgets', *_indented(budgets(config)), '']
-  idle = no_ops(config)
+  idle = no_ops.find(config)
   lines.append('Options that do nothing at these settings')
   lines += _indented(idle or ['none'])
   sys.stdout.write('\n'.join(lines) + '\n')
@@ -48,7 +48,8 @@ def budgets(config: ml_collections.ConfigDict) -> list[str]:
     2 * config.model.num_layers * config.model.num_kv_heads
     * config.model.head_dim * rollout.max_row_tokens * rows * width
   )  # fmt: skip
-  micro_tokens = rows // rl.microbatches * rollout.max_row_tokens
+  micro_rows = rows // rl.minibatches // rl.microbatches
+  micro_tokens = micro_rows * rollout.max_row_tokens
   activations = (
     micro_tokens
     * width
@@ -56,8 +57,10 @@ def budgets(config: ml_collections.ConfigDict) -> list[str]:
     * (8 * config.model.d_model + 3 * config.model.d_ff)
   )
   logits = (
-    rows // rl.microbatches * rl.logprob_chunk * config.data.vocab_size
+    micro_rows * rl.logprob_chunk * config.data.vocab_size
   ) * _FLOAT_BYTES
+  if build.policy_loss(config).uses_reference and rl.kl_estimator == 'exact':
+    logits *= 2  # the reference's next to the policy's
   return [
     f'parameters           {params:>14,}',
     f'train state          {_mib(state_bytes)}',
@@ -72,49 +75,6 @@ def budgets(config: ml_collections.ConfigDict) -> list[str]:
     f'devices              '
     f'{config.mesh.data * config.mesh.fsdp * config.mesh.tensor:>14,}',
   ]
-
-
-def no_ops(config: ml_collections.ConfigDict) -> list[str]:
-  """Options whose value cannot matter here, and why."""
-  rollout, rl = config.rollout, config.rl
-  found = []
-  if rl.steps == 0:
-    found.append('rl.*: rl.steps=0, there is no RL phase')
-  if rl.objective == 'supervised':
-    found.append(
-      'rollout.*, reward.*, rl.baseline, rl.weighting, rl.clip_*, rl.kl_*, '
-      "rl.anchor_*: rl.objective='supervised' samples nothing"
-    )
-  else:
-    found.append("rl.supervised_batch_size: only for rl.objective='supervised'")
-    found.append(
-      f'rl.clip_low={rl.clip_low}, rl.clip_high={rl.clip_high}: one update per '
-      'rollout, so every importance ratio is 1 and nothing is clipped'
-    )
-    if rl.baseline == 'role' and rl.weighting == 'episode':
-      found.append(
-        "rl.baseline='role' equals 'shared' wherever every episode of a group "
-        'has both roles: the reward is common and episodes weigh the same'
-      )
-    if rl.anchor_weight == 0:
-      found.append('rl.anchor_batch_size: rl.anchor_weight=0')
-    if rollout.world != 'rehearsal' and rl.rehearse_weight:
-      found.append(
-        f'rl.rehearse_weight, rl.kl_rehearse: with rollout.world='
-        f'{rollout.world!r} nobody samples as REHEARSE'
-      )
-    if rl.group_size == 1:
-      found.append('rl.*: groups of one have no baseline; nothing is learned')
-  if rollout.mode == 'on_device':
-    found.append("rollout.widths: only for evaluation while mode='on_device'")
-  if config.data.world == 'jsonl':
-    found.append('data.num_*, data.habits: data comes from your files')
-  else:
-    found.append("data.jsonl_*: only for data.world='jsonl'")
-  for role in ('act', 'rehearse'):
-    if rollout[role].temperature == 0:
-      found.append(f'rollout.{role}.top_k, .top_p: greedy')
-  return found
 
 
 def _abstract_state(network, tx):

@@ -14,28 +14,29 @@ from absl import logging
 import jax
 import jax.numpy as jnp
 import ml_collections
-import numpy as np
 
 from envace_jax import (
   build,
+  experience,
+  no_ops,
   process,
   progress,
   restore,
   results,
-  types,
   workdirs,
 )
 from envace_jax import metrics as metric_files
-from envace_jax.learning import advantages, checkpoints
 from envace_jax.learning import batch as batches
+from envace_jax.learning import checkpoints, reuse
 from envace_jax.learning import step as learning
-from envace_jax.rewards import checklist
-from envace_jax.rollout import alternation, statistics
-from envace_jax.rollout import episodes as rollouts
 from envace_jax.sampling import keys
 
 State = learning.TrainState
-Advance = Callable[..., tuple[State, Mapping[str, float]]]
+# What a phase carries from step to step beside its arrays: JSON, checkpointed.
+Carry = Mapping[str, int]
+Advance = Callable[
+  [State, int, Carry], tuple[State, Mapping[str, float], Carry]
+]
 
 
 def run(config: ml_collections.ConfigDict, workdir: str) -> int:
@@ -45,6 +46,8 @@ def run(config: ml_collections.ConfigDict, workdir: str) -> int:
   with clock('data'):
     setup = build.Setup(config, path)
   logging.info('%s', setup.describe())
+  for line in no_ops.find(config):
+    logging.info('does nothing at these settings: %s', line)
 
   with (
     process.StopRequest().listening() as stop,
@@ -52,14 +55,14 @@ def run(config: ml_collections.ConfigDict, workdir: str) -> int:
     _checkpointer(config, path, 'rl') as rl_saves,
   ):
     # What can really be restored decides which metrics are kept.
-    warm = _restore(setup, warm_saves, 'warm_start')
-    tuned = _restore(setup, rl_saves, 'rl')
+    warm, _ = _restore(setup, warm_saves, 'warm_start')
+    tuned, carry = _restore(setup, rl_saves, 'rl')
     with _writer(config, path, warm, tuned) as writer:
       loop = _Loop(setup, writer, stop, clock, compiles)
       warm = _warm_start(setup, loop, warm_saves, warm)
       with clock('evaluation'):
         before = results.measure(setup, warm.params, path, 'warm_start')
-      tuned = _reinforce(setup, loop, rl_saves, warm, tuned)
+      tuned = _reinforce(setup, loop, rl_saves, warm, tuned, carry)
       with clock('evaluation'):
         after = results.measure(setup, tuned.params, path, 'after')
   results.write(
@@ -86,20 +89,25 @@ def _warm_start(
     setup.model, tx, build.supervised_loss(setup.config, config), setup.mesh
   )
 
-  def advance(state: State, step: int):
+  def advance(state: State, step: int, carry: Carry):
     batch = setup.demonstrations_at(
       'warm_start', step, config.batch_size, config.microbatches
     )
-    return step_fn(state, setup.place(batch))
+    return *step_fn(state, setup.place(batch)), carry
 
   if state is None:
     key = keys.stream(setup.config.seed, 'init', 0)
     state = learning.init_state(setup.model, tx, key, setup.mesh)
-  return loop.run('warm_start', state, advance, saves)
+  return loop.run('warm_start', state, advance, saves, {})
 
 
 def _reinforce(
-  setup: build.Setup, loop: '_Loop', saves, warm: State, state: State | None
+  setup: build.Setup,
+  loop: '_Loop',
+  saves,
+  warm: State,
+  state: State | None,
+  carry: Carry,
 ) -> State:
   """Role-wise GRPO on episodes that nobody but the policy has answered.
 
@@ -107,41 +115,61 @@ def _reinforce(
   start's own loss instead, on as many rows as cost the same.
   """
   config = setup.config.rl
-  tx = build.optimizer(config)
+  tx = build.rl_optimizer(setup.config)
   if config.objective == 'supervised':
     step_fn = learning.make_supervised_step(
       setup.model, tx, build.supervised_loss(setup.config, config), setup.mesh
     )
 
-    def advance(state: State, step: int):
+    def advance(state: State, step: int, carry: Carry):
       batch = setup.demonstrations_at(
         'supervised', step, config.supervised_batch_size, config.microbatches
       )
-      return step_fn(state, setup.place(batch))
+      return *step_fn(state, setup.place(batch)), carry
 
   else:
-    loss = build.policy_loss(setup.config)
-    step_fn = learning.make_policy_step(setup.model, tx, loss, setup.mesh)
-    reference = warm.params if loss.uses_reference else None
-    simulator = _simulator(setup, warm.params)
+    advance = _policy_advance(setup, warm, tx)
+  if state is None:
+    state, carry = learning.restart(warm, tx, setup.mesh), {'task_cursor': 0}
+  loop.warm_up('rl', state, advance, carry)
+  return loop.run('rl', state, advance, saves, carry)
 
-    def advance(state: State, step: int):
-      episodes, scores = _rehearse(setup, state.params, simulator, step)
-      batch, stats = _pack(setup, episodes, scores)
+
+def _policy_advance(setup: build.Setup, warm: State, tx) -> Advance:
+  """One rollout, and its updates."""
+  config, loss = setup.config.rl, build.policy_loss(setup.config)
+  updates = config.updates_per_rollout
+  step_fn = learning.make_policy_step(setup.model, tx, loss, setup.mesh)
+  reference = warm.params if loss.uses_reference else None
+  simulator = _simulator(setup, warm.params)
+  score = reuse.make_proximal_scorer(setup.model, loss, setup.mesh)
+
+  def advance(state: State, step: int, carry: Carry):
+    gathered = experience.gather(
+      setup, simulator, state.params, step, carry['task_cursor']
+    )
+    parts, stats = experience.pack(setup, gathered, step)
+    parts = [setup.place(part) for part in parts]
+    if loss.importance_cap is not None:
+      parts = [score(state.params, part) for part in parts]
+
+    def update(state: State, part: batches.TrainBatch, index: int):
       anchor = None
       if loss.uses_anchor:
         anchor = setup.demonstrations_at(
-          'anchor', step, config.anchor_batch_size, config.microbatches
+          'anchor',
+          step * updates + index,
+          config.anchor_batch_size,
+          config.microbatches,
         )
-      state, metrics = step_fn(
-        state, setup.place(batch), reference, setup.place(anchor)
-      )
-      return state, {**stats, **metrics}
+      return step_fn(state, part, reference, setup.place(anchor))
 
-  if state is None:
-    state = learning.restart(warm, tx, setup.mesh)
-  loop.warm_up('rl', state, advance)
-  return loop.run('rl', state, advance, saves)
+    state, metrics = reuse.update_repeatedly(
+      update, state, parts, updates=updates
+    )
+    return state, {**stats, **metrics}, {'task_cursor': gathered.cursor}
+
+  return advance
 
 
 def _simulator(setup: build.Setup, warm_params):
@@ -150,61 +178,6 @@ def _simulator(setup: build.Setup, warm_params):
   if rollout.world != 'simulator' or not rollout.simulator_workdir:
     return warm_params
   return restore.policy_of(rollout.simulator_workdir, setup)
-
-
-def _rehearse(setup: build.Setup, params, simulator_params, step: int):
-  """One train step's episodes, and what their checklists pay for them."""
-  config = setup.config
-  tasks = setup.tasks_at(step)
-  episodes = setup.collector.collect(
-    params,
-    setup.training_world(params, simulator_params, step),
-    tasks,
-    keys.stream(config.seed, 'rollout', step),
-    rules=alternation.Rules(
-      upstream_termination=config.rollout.upstream_termination
-    ),
-  )
-  scores = [
-    checklist.score_training(
-      tasks[episode.group], episode, success_bonus=config.reward.success_bonus
-    )
-    for episode in episodes
-  ]
-  return episodes, scores
-
-
-def _pack(setup: build.Setup, episodes, scores):
-  """Episodes with their role-wise advantages as a batch, and statistics."""
-  config = setup.config.rl
-  group = {
-    'rewards_E': np.asarray([score.reward or 0.0 for score in scores]),
-    'scored_E': np.asarray([score.reward is not None for score in scores]),
-    'groups_E': np.asarray([episode.group for episode in episodes]),
-    'counts_ER': np.asarray([rollouts.generation_counts(e) for e in episodes]),
-  }
-  adv_ER = advantages.role_advantages(
-    **group,
-    baseline=advantages.Baseline(config.baseline),
-    weighting=advantages.Weighting(config.weighting),
-    leave_one_out=config.leave_one_out,
-    std=config.std,
-  )
-  batch = batches.pack_episodes(
-    episodes,
-    adv_ER,
-    length_buckets=(setup.config.rollout.max_row_tokens,),
-    batch_size=sum(len(episode.rows) for episode in episodes),
-    microbatches=config.microbatches,
-  )
-  groups = advantages.group_statistics(**group)
-  act = types.Role.ACT
-  return batch, {
-    **statistics.summarise(episodes, scores),
-    'groups/all': groups.groups,
-    'groups/zero_variance': int(groups.zero_variance_groups_R[act]),
-    'groups/singleton': int(groups.singleton_groups_R[act]),
-  }
 
 
 class _Loop:
@@ -216,14 +189,18 @@ class _Loop:
     self.warm_up_compiles = 0
     self.late_compiles = 0
 
-  def warm_up(self, phase: str, state: State, advance: Advance) -> None:
+  def warm_up(
+    self, phase: str, state: State, advance: Advance, carry: Carry
+  ) -> None:
     """Compiles all that the phase will need, on a copy of the state."""
     with self._clock(phase):
-      advance(jax.tree.map(jnp.copy, state), 0)  # its state is donated
+      advance(jax.tree.map(jnp.copy, state), 0, carry)  # its state is donated
       self._setup.evaluator.warm_up(state.params)
     self.warm_up_compiles = self._compiles.count
 
-  def run(self, phase: str, state: State, advance: Advance, saves) -> State:
+  def run(
+    self, phase: str, state: State, advance: Advance, saves, carry: Carry
+  ) -> State:
     """Steps from the state's own step to the end of the phase."""
     config = self._setup.config
     total, first = config[phase].steps, int(state.step)
@@ -233,7 +210,7 @@ class _Loop:
     ):
       bar.advance(first)
       for step in range(first, total):
-        state, metrics = advance(state, step)
+        state, metrics, carry = advance(state, step, carry)
         line = {f'{phase}/{k}': float(v) for k, v in metrics.items()}
         done = step + 1
         if self._evaluates(phase, done, total):
@@ -241,7 +218,7 @@ class _Loop:
         self._writer.write(self._offset(phase) + done, line)
         stop = self._stop.requested
         if stop or done == total or done % config.checkpoint.every == 0:
-          saves.save(done, state, {'phase': phase})
+          saves.save(done, state, {'phase': phase, 'carry': dict(carry)})
         if stop:
           saves.wait()
           raise process.Stopped(f'stopped after {phase} step {done}')
@@ -274,13 +251,15 @@ def _checkpointer(config, path: pathlib.Path, phase: str):
 
 def _restore(
   setup: build.Setup, saves: checkpoints.Checkpointer, phase: str
-) -> State | None:
-  """A phase's newest readable state, or None where it has not begun."""
+) -> tuple[State | None, Carry]:
+  """A phase's newest readable state and carry; None where it has not begun."""
   if saves.latest_step() is None:
-    return None
+    return None, {}
   tx = build.optimizer(setup.config[phase])
-  state, _ = saves.restore(learning.abstract_state(setup.model, tx, setup.mesh))
-  return state
+  state, meta = saves.restore(
+    learning.abstract_state(setup.model, tx, setup.mesh)
+  )
+  return state, meta['carry']
 
 
 def _writer(

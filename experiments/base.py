@@ -113,12 +113,20 @@ def get_config() -> ml_collections.ConfigDict:
   c.rl.weighting = 'row'  # 'episode' | 'row'
   c.rl.leave_one_out = False
   c.rl.std = False
-  c.rl.act_weight = 1.0  # of the policy loss; 0 does not train the role
-  c.rl.rehearse_weight = 1.0
-  c.rl.clip_low = 0.2
-  c.rl.clip_high = 0.2
+  # Of the policy loss, and so of the advantages; 0 does not train the role.
+  c.rl.act_weight = 1.0
+  c.rl.rehearse_weight = 1.0  # < 0: against the actor; needs an anchor or KL
+  c.rl.updates_per_rollout = 1  # a multiple of minibatches; 1 = on-policy
+  c.rl.minibatches = 1  # parts of a rollout, one update each
+  c.rl.surrogate = 'token'  # 'token' PPO, DAPO | 'sequence' GSPO | 'cispo'
+  c.rl.clip_low = 0.2  # ratios below 1 - clip_low; published: GSPO 3e-4
+  c.rl.clip_high = 0.2  # ratios above 1 + clip_high; DAPO 0.28, GSPO 4e-4
+  c.rl.dual_clip = 0.0  # x A, bound where A < 0, above 1 (3); 0 = off
+  c.rl.importance_cap = 0.0  # of trainer / sampler, at least 1 (2); 0 = off
+  c.rl.dynamic_sampling_draws = 0  # more draws to replace equal-reward groups
   c.rl.kl_act = 0.0  # coefficient of KL to the warm start, per role
   c.rl.kl_rehearse = 0.0
+  c.rl.kl_estimator = 'k3'  # 'k1' | 'k2' | 'k3' | 'exact': whole vocabulary
   c.rl.normalizer = 'token'  # 'token' | 'role_token'
   c.rl.anchor_weight = 1.0  # NLL of recorded real observations
   c.rl.anchor_batch_size = 16  # rows

@@ -18,7 +18,7 @@ PACKAGE = ROOT / 'envace_jax'
 # Bottom up. A unit is a package, or a top-level module. It may import itself
 # and whatever lies in a lower row; units of one row never import each other.
 LAYERS = (
-  ('types', 'metrics', 'errors', 'progress', 'process'),
+  ('types', 'metrics', 'errors', 'progress', 'process', 'no_ops'),
   ('text', 'model', 'tasks', 'workdirs'),
   ('sampling', 'learning', 'envs'),
   ('worlds', 'rewards'),
@@ -26,7 +26,7 @@ LAYERS = (
   ('evaluation', 'report'),
   ('data',),
   ('build',),
-  ('restore', 'results'),
+  ('restore', 'results', 'experience'),
   ('train', 'bench', 'commands', 'check', 'compare'),
   ('main',),
 )

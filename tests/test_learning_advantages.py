@@ -63,6 +63,24 @@ def test_leave_one_out_and_std_by_hand():
   np.testing.assert_allclose(got[:, 0], (rewards - mean) / deviation, rtol=1e-5)
 
 
+def test_published_tables_of_rloo_and_grpo():
+  # RLOO (Ahmadian et al. 2024, arXiv 2402.14740, section 3.2): the mean of the
+  # others. Rewards 1, 0, 0, 0.5: means of the others 1/6, 1/2, 1/2, 1/3.
+  rewards, counts = np.array([1.0, 0.0, 0.0, 0.5]), np.ones((4, 2), int)
+  got = compute(rewards, np.zeros(4), counts, leave_one_out=True)
+  np.testing.assert_allclose(
+    got[:, 0], [5 / 6, -1 / 2, -1 / 2, 1 / 6], atol=1e-7
+  )
+  # Which is the centred reward times K / (K - 1).
+  centred = compute(rewards, np.zeros(4), counts)
+  np.testing.assert_allclose(got, centred * 4 / 3, atol=1e-7)
+  # GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1.2): over the standard
+  # deviation, here that of the group itself (1/K). Rewards 2, 0, 0, 2: mean 1,
+  # deviation 1.
+  got = compute(np.array([2.0, 0, 0, 2]), np.zeros(4), counts, std=True)
+  np.testing.assert_allclose(got[:, 0], [1, -1, -1, 1], rtol=1e-5)
+
+
 @pytest.mark.parametrize('leave_one_out', [False, True])
 @pytest.mark.parametrize('std', [False, True])
 def test_equal_rows_make_the_four_cells_bit_equal(leave_one_out, std):

@@ -7,10 +7,10 @@ import pytest
 
 from envace_jax import types
 from envace_jax.learning import batch as batches
-from envace_jax.learning import losses
+from envace_jax.learning import kl, losses, surrogates
 from envace_jax.types import Author
 
-CLIP = {'clip_low': 0.2, 'clip_high': 0.3}
+BOUNDS = surrogates.Bounds(low=0.2, high=0.3)
 LENGTHS = np.array([6, 3, 5])
 MASK_BT = (np.arange(6)[None, :] < LENGTHS[:, None]) & (
   np.random.default_rng(0).uniform(size=(3, 6)) < 0.7
@@ -28,12 +28,14 @@ def inputs():
 
 
 def policy_gradient(logp_BT, behaviour_BT, adv_BT, mask_BT=MASK_BT):
-  return losses.policy_gradient(logp_BT, behaviour_BT, adv_BT, mask_BT, **CLIP)
+  return surrogates.policy_gradient(
+    logp_BT, behaviour_BT, adv_BT, mask_BT, bounds=BOUNDS
+  )
 
 
 LOSSES = {
   'policy_gradient': lambda x, y, a, m: policy_gradient(x, y, a, m)[0],
-  'kl_k3': lambda x, y, a, m: losses.kl_k3(x, y, m),
+  'kl_k3': lambda x, y, a, m: kl.k3(x, y, m),
   'nll': lambda x, y, a, m: losses.negative_log_likelihood(x, m),
 }
 
@@ -61,8 +63,9 @@ def test_on_policy_gradient_is_minus_advantage_at_ratio_one(clip):
   logp_BT, _, adv_BT = inputs()
 
   def loss(x_BT):
-    return losses.policy_gradient(
-      x_BT, logp_BT, adv_BT, MASK_BT, clip_low=clip, clip_high=clip
+    bounds = surrogates.Bounds(low=clip, high=clip)
+    return surrogates.policy_gradient(
+      x_BT, logp_BT, adv_BT, MASK_BT, bounds=bounds
     )
 
   grad_BT = jax.grad(lambda x_BT: loss(x_BT)[0].total)(logp_BT)
@@ -91,7 +94,7 @@ def test_k3_is_an_unbiased_nonnegative_kl_with_the_right_gradient():
   logp_V, ref_V = (jax.nn.log_softmax(jnp.asarray(x)) for x in logits_V)
   mask_1V = jnp.ones((1, 7), bool)
   each = [
-    losses.kl_k3(logp_V[None], ref_V[None], only_1V).total
+    kl.k3(logp_V[None], ref_V[None], only_1V).total
     for only_1V in np.eye(7, dtype=bool)[:, None]
   ]
   assert min(each) >= 0
@@ -99,7 +102,7 @@ def test_k3_is_an_unbiased_nonnegative_kl_with_the_right_gradient():
   np.testing.assert_allclose(
     jnp.sum(jnp.exp(logp_V) * jnp.array(each)), exact, rtol=1e-5
   )
-  grad_1V = jax.grad(lambda x: losses.kl_k3(x, ref_V[None], mask_1V).total)(
+  grad_1V = jax.grad(lambda x: kl.k3(x, ref_V[None], mask_1V).total)(
     logp_V[None]
   )
   np.testing.assert_allclose(grad_1V[0], 1 - jnp.exp(ref_V - logp_V), rtol=1e-4)

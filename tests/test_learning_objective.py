@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envace_jax.learning import batch as batches
-from envace_jax.learning import objective
+from envace_jax.learning import objective, surrogates
 from envace_jax.model import transformer
 from envace_jax.types import Author, Role
 
@@ -117,6 +117,18 @@ def anchor_loss(batch, config):
     (policy_loss, {}, {Author.ACT, Author.REHEARSE}),
     (policy_loss, {'policy_weight_per_role': (1.0, 0.0)}, {Author.ACT}),
     (policy_loss, {'policy_weight_per_role': (0.0, 1.0)}, {Author.REHEARSE}),
+    *(
+      (policy_loss, {**changes, 'policy_weight_per_role': weights}, authors)
+      for changes in (
+        {'surrogate': surrogates.Surrogate.SEQUENCE},
+        {'surrogate': surrogates.Surrogate.CISPO},
+        {'dual_clip': 1e6, 'importance_cap': 2.0},
+      )
+      for weights, authors in (
+        ((1.0, 0.0), {Author.ACT}),
+        ((0.0, 1.0), {Author.REHEARSE}),
+      )
+    ),
     (supervised_loss, {}, {Author.ACT, Author.REHEARSE, Author.WORLD}),
     (
       supervised_loss,
@@ -130,6 +142,7 @@ def test_only_tokens_of_trained_authors_have_a_gradient(
   monkeypatch, loss, changes, authors
 ):
   batch = make_batch(world=True)
+  batch = batch.replace(proximal_logprobs=batch.logprobs + np.float32(0.1))
   config = dataclasses.replace(BASE, clip_low=1.0, clip_high=1e3, **changes)
   grad_BT = score_gradient(monkeypatch, loss, batch, config)
   position_T = np.arange(12)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from envace_jax.learning import batch as batches
-from envace_jax.learning import losses, objective, step
+from envace_jax.learning import kl, objective, step
 from envace_jax.model import sharding, transformer
 from envace_jax.types import Author, Role
 
@@ -212,7 +212,7 @@ def test_options_that_are_off_are_not_computed(lab, monkeypatch):
   def forbidden(*_):
     raise AssertionError('computed, but off')
 
-  monkeypatch.setattr(losses, 'kl_k3', forbidden)
+  monkeypatch.setitem(kl.SAMPLED, kl.KLEstimator.K3, forbidden)
   monkeypatch.setattr(objective, 'anchor_loss', forbidden)
   _, metrics = lab.step(make_batch(), **HALF)
   assert metrics['kl/act'] == metrics['nll'] == 0

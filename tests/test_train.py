@@ -32,6 +32,19 @@ TINY = [
   '--config.evaluation.every=3',
   '--config.evaluation.batch_tasks=6',
 ]
+# What carries more than parameters from step to step, or updates more often;
+# warmed up until some groups differ and some do not.
+REUSE = [
+  '--config.warm_start.steps=200',
+  '--config.rl.group_size=8',
+  '--config.private.attempts=0',
+  '--config.evaluation.every=0',
+  '--config.rl.updates_per_rollout=4',
+  '--config.rl.minibatches=2',
+  '--config.rl.surrogate=sequence',
+  '--config.rl.importance_cap=2.0',
+  '--config.rl.dynamic_sampling_draws=2',
+]
 # Steps after which the process is shot: in the warm start, and in RL.
 KILLS = (8, 16)
 
@@ -134,6 +147,29 @@ def test_a_killed_run_equals_an_unbroken_one(unbroken, environment, tmp_path):
   assert_equal_runs(unbroken, workdir)
 
 
+def test_a_killed_run_with_reuse_and_dynamic_sampling_resumes_exactly(
+  environment, tmp_path
+):
+  """The task cursor is state here: no step tells how many were drawn."""
+  runs = {name: tmp_path / name for name in ('whole', 'killed')}
+  finish(start(runs['whole'], environment, *REUSE))
+  process = start(runs['killed'], environment, *REUSE)
+  wait_for_step(process, runs['killed'], 204)
+  process.kill()
+  process.communicate()
+  finish(start(runs['killed'], environment, *REUSE))
+  assert_equal_runs(runs['whole'], runs['killed'])
+  tuned = [json.loads(line) for line in lines(runs['whole']) if b'rl/' in line]
+  drawn = [line['rl/groups/drawn'] for line in tuned]
+  assert max(drawn) > min(drawn) == 4
+  assert all(
+    line['rl/groups/kept'] == 4 or line['rl/groups/budget_exhausted']
+    for line in tuned
+  )
+  summary = json.loads((runs['whole'] / 'summary.json').read_text())
+  assert summary['compiles']['after'] == 0
+
+
 def test_sigterm_saves_and_exits_cleanly(unbroken, environment, tmp_path):
   workdir = tmp_path / 'stopped'
   process = start(workdir, environment)
@@ -146,7 +182,9 @@ def test_sigterm_saves_and_exits_cleanly(unbroken, environment, tmp_path):
   assert_equal_runs(unbroken, workdir)
 
 
-@pytest.mark.parametrize('world', ['real', 'simulator', 'null', 'rehearsal'])
+@pytest.mark.parametrize(
+  'world', ['real', 'simulator', 'null', 'rehearsal', 'split']
+)
 def test_every_world_trains_from_a_borrowed_warm_start(
   world, unbroken, environment, tmp_path
 ):
@@ -156,9 +194,21 @@ def test_every_world_trains_from_a_borrowed_warm_start(
       workdir,
       environment,
       f'--config.warm_start.workdir={unbroken}',
-      f'--config.rollout.world={world}',
       '--config.rollout.mode=host',
       '--config.rl.steps=2',
+      *(
+        (
+          '--config.rollout.view=split',
+          '--config.rollout.validation=program',
+        )
+        if world == 'split'
+        else (f'--config.rollout.world={world}',)
+      ),
+      *(
+        (f'--config.rollout.simulator_workdir={unbroken}',)
+        if world == 'simulator'
+        else ()
+      ),
     )
   )
   assert not (workdir / 'evaluations' / 'warm_start.json').exists()
@@ -175,5 +225,9 @@ def test_every_world_trains_from_a_borrowed_warm_start(
   if world == 'rehearsal':  # the host's tokens are the device's
     assert mine['rl/reward'] == other['rl/reward']
     assert mine['rl/act_tokens'] == other['rl/act_tokens']
+  elif world == 'split':  # the same tokens would be chance
+    assert mine['rl/rehearse_tokens'] > 0
+    assert mine['rl/tokens/rehearse'] > 0 and mine['rl/tokens/act'] > 0
+    assert summary['compiles']['after'] == 0
   else:
     assert mine['rl/rehearse_tokens'] == 0

@@ -40,6 +40,9 @@ class TrainBatch:
   logprobs: jax.Array  # [B, T] float32, behaviour; 0 where nobody sampled
   advantages: jax.Array  # [B, R] float32
   lengths: jax.Array  # [B] int32
+  # [B, T] float32: the trainer's own view of the same choices, before its first
+  # update on these rows. None where the behaviour log-probs stand for it.
+  proximal_logprobs: jax.Array | None = None
 
 
 def valid(batch: TrainBatch) -> jax.Array:
@@ -79,6 +82,11 @@ def cut(rows: Any, length: int) -> Any:
       tokens=batch.tokens[:, :length],
       authors=batch.authors[:, :length],
       logprobs=batch.logprobs[:, :length],
+      proximal_logprobs=(
+        None
+        if batch.proximal_logprobs is None
+        else batch.proximal_logprobs[:, :length]
+      ),
     ),
     rows,
     is_leaf=lambda x: isinstance(x, TrainBatch),

@@ -1,7 +1,7 @@
 """What is minimised, as pure functions of parameters and rows.
 
   supervised   sum_r w_r sum_t -log p(token_t) / D_r        both roles
-  policy       sum_r sum_t (w_r pg_t + kl_r k3_t) / D_r
+  policy       sum_r sum_t (w_r pg_t + kl_r k_t) / D_r
                + nll_weight sum_t -log p(token_t) / D       anchor rows
 
 The anchor is a batch of recorded attempts of which only the WORLD-authored
@@ -9,6 +9,12 @@ tokens count: what a real environment returned, next to what the policy would
 like it to return. D is counted over the whole batch before any of it is cut
 into microbatches; `Normalizer` says what it counts, and all terms of a role
 share it. An option whose weight is 0 is not computed; its metric is 0.
+
+pg_t is one of `learning.surrogates`, k_t one of `learning.kl`. pg_t is
+homogeneous in the advantage, so the weight w_r is also the scale of role r's
+advantages: w = 0 stops its gradient, 0 < w < 1 softens it. Clipping makes one
+difference: -pg_t(A) is not pg_t(-A). A negative w_r therefore means advantages
+of the opposite sign, weighted by |w_r|: the world is trained against the actor.
 """
 
 from collections.abc import Mapping
@@ -20,7 +26,7 @@ import jax.numpy as jnp
 
 from envace_jax import types
 from envace_jax.learning import batch as batches
-from envace_jax.learning import losses
+from envace_jax.learning import kl, losses, surrogates
 from envace_jax.model import transformer
 
 Sums = dict[str, losses.WeightedSum]
@@ -51,9 +57,13 @@ class LossConfig:
 
   policy_weight_per_role: tuple[float, float] = (1.0, 1.0)  # 0: role is frozen
   temperature_per_role: tuple[float, float] = (1.0, 1.0)
+  surrogate: surrogates.Surrogate = surrogates.Surrogate.TOKEN
   clip_low: float = 0.2
   clip_high: float = 0.2
+  dual_clip: float | None = None  # bound on the objective where A < 0, in A
+  importance_cap: float | None = None  # of trainer / sampler, per token
   kl_weight_per_role: tuple[float, float] = (0.0, 0.0)
+  kl_estimator: kl.KLEstimator = kl.KLEstimator.K3
   nll_weight: float = 0.0  # of the anchor batch
   supervised_weight_per_role: tuple[float, float] = (1.0, 1.0)
   normalizer: Normalizer = Normalizer.TOKEN
@@ -68,8 +78,11 @@ class LossConfig:
       'supervised_weight_per_role',
     ):
       pair = getattr(self, name)
-      if len(pair) != batches.NUM_ROLES or min(pair) < 0:
+      if len(pair) != batches.NUM_ROLES:
+        raise ValueError(f'{name}={pair}; give (act, rehearse)')
+      if min(pair) < 0 and name != 'policy_weight_per_role':
         raise ValueError(f'{name}={pair}; give (act, rehearse), each >= 0')
+    self._check_adversary()
     if (
       len(self.temperature_per_role) != batches.NUM_ROLES
       or min(self.temperature_per_role) <= 0
@@ -83,6 +96,16 @@ class LossConfig:
         f'clip_low={self.clip_low} must be in [0, 1] and '
         f'clip_high={self.clip_high} at least 0'
       )
+    if self.dual_clip is not None and self.dual_clip <= 1:
+      raise ValueError(
+        f'dual_clip={self.dual_clip} must be above 1: on-policy, everything '
+        'would be stopped; None is off'
+      )
+    if self.importance_cap is not None and self.importance_cap < 1:
+      raise ValueError(
+        f'importance_cap={self.importance_cap} must be at least 1: it would '
+        'scale down a sampler that agrees with the trainer; None is off'
+      )
     if self.nll_weight < 0:
       raise ValueError(f'nll_weight={self.nll_weight} must not be negative')
     if min(self.microbatches, self.logprob_chunk) < 1:
@@ -90,6 +113,22 @@ class LossConfig:
         f'microbatches={self.microbatches} and '
         f'logprob_chunk={self.logprob_chunk} must be at least 1'
       )
+
+  def _check_adversary(self):
+    act, rehearse = self.policy_weight_per_role
+    is_held = self.nll_weight > 0 or self.kl_weight_per_role[1] > 0
+    if act < 0 or (rehearse < 0 and not is_held):
+      raise ValueError(
+        f'policy_weight_per_role={self.policy_weight_per_role}: only rehearse '
+        'may be negative, and needs an anchor or a KL weight, or else the '
+        'world learns to answer anything that makes the actor fail'
+      )
+
+  @property
+  def bounds(self) -> surrogates.Bounds:
+    return surrogates.Bounds(
+      low=self.clip_low, high=self.clip_high, dual=self.dual_clip
+    )
 
   @property
   def uses_reference(self) -> bool:
@@ -187,43 +226,62 @@ def policy_loss(
   config: LossConfig,
 ) -> tuple[jax.Array, Sums]:
   """These rows' share of the policy and KL terms, and sums for the log."""
-  score = lambda params: transformer.token_logprobs(
+  scored, kl_sum = _scores(model, params, ref_params, rows, config)
+  compared_BT, weight_BT = rows.logprobs, None
+  if config.importance_cap is not None:
+    compared_BT = rows.proximal_logprobs
+    if compared_BT is None:
+      raise ValueError(
+        'importance_cap needs rows with proximal_logprobs: their scores under '
+        'the parameters that the first update on them starts from'
+      )
+  adv_BT = batches.advantage_per_token(rows)
+  value, sums = jnp.float32(0.0), {}
+  for role in types.Role:
+    name = role_name(role)
+    mask_BT = batches.role_mask(rows, role)
+    weight = config.policy_weight_per_role[role]
+    if config.importance_cap is not None:
+      weight_BT, terms = surrogates.truncated_weights(
+        compared_BT, rows.logprobs, mask_BT, cap=config.importance_cap
+      )
+      sums |= {f'{term}/{name}': pair for term, pair in terms.items()}
+    surrogate, terms = surrogates.policy_gradient(
+      scored.logprob,
+      compared_BT,
+      -adv_BT if weight < 0 else adv_BT,
+      mask_BT,
+      bounds=config.bounds,
+      surrogate=config.surrogate,
+      weight_BT=weight_BT,
+    )
+    sums |= {f'{term}/{name}': pair for term, pair in terms.items()}
+    sums[f'entropy/{name}'] = losses.masked_sum(scored.entropy, mask_BT)
+    sums[f'kl/{name}'] = losses.ZERO if kl_sum is None else kl_sum(mask_BT)
+    # A weight of 0 removes its term: 0 * inf would not.
+    if weight:
+      value += abs(weight) * surrogate.total / divisors[role]
+    if config.kl_weight_per_role[role]:
+      weight = config.kl_weight_per_role[role]
+      value += weight * sums[f'kl/{name}'].total / divisors[role]
+  return value, sums
+
+
+def proximal_logprobs(
+  model: transformer.Transformer,
+  params: transformer.Params,
+  rows: batches.TrainBatch,
+  config: LossConfig,
+) -> jax.Array:
+  """logp_BT of the rows as `policy_loss` scores them, without a gradient."""
+  return transformer.token_logprobs(
     model,
     params,
     rows.tokens,
     batches.valid(rows),
     _sampling_temperatures(rows, config),
     chunk=config.logprob_chunk,
-  )
-  scored = score(params)
-  # The gradient is taken with respect to `params` alone.
-  ref = score(ref_params).logprob if config.uses_reference else None
-  adv_BT = batches.advantage_per_token(rows)
-  value, sums = jnp.float32(0.0), {}
-  for role in types.Role:
-    name = role_name(role)
-    mask_BT = batches.role_mask(rows, role)
-    surrogate, terms = losses.policy_gradient(
-      scored.logprob,
-      rows.logprobs,
-      adv_BT,
-      mask_BT,
-      clip_low=config.clip_low,
-      clip_high=config.clip_high,
-    )
-    sums |= {f'{term}/{name}': pair for term, pair in terms.items()}
-    sums[f'entropy/{name}'] = losses.masked_sum(scored.entropy, mask_BT)
-    sums[f'kl/{name}'] = losses.ZERO
-    if ref is not None:
-      sums[f'kl/{name}'] = losses.kl_k3(scored.logprob, ref, mask_BT)
-    # A weight of 0 removes its term: 0 * inf would not.
-    if config.policy_weight_per_role[role]:
-      weight = config.policy_weight_per_role[role]
-      value += weight * surrogate.total / divisors[role]
-    if config.kl_weight_per_role[role]:
-      weight = config.kl_weight_per_role[role]
-      value += weight * sums[f'kl/{name}'].total / divisors[role]
-  return value, sums
+  ).logprob
 
 
 def anchor_loss(
@@ -249,6 +307,31 @@ def anchor_loss(
 def role_name(role: types.Role) -> str:
   """'act' or 'rehearse', as metric keys spell it."""
   return role.name.lower()
+
+
+def _scores(model, params, ref_params, rows, config):
+  """Scores of the rows, and mask_BT -> the KL sum (None without a reference).
+
+  The gradient is taken with respect to `params` alone.
+  """
+  inputs = (
+    rows.tokens,
+    batches.valid(rows),
+    _sampling_temperatures(rows, config),
+  )
+  score = lambda params: transformer.token_logprobs(
+    model, params, *inputs, chunk=config.logprob_chunk
+  )
+  if not config.uses_reference:
+    return score(params), None
+  if config.kl_estimator is kl.KLEstimator.EXACT:
+    scored, kl_BT = transformer.token_logprobs_and_kl(
+      model, params, ref_params, *inputs, chunk=config.logprob_chunk
+    )
+    return scored, lambda mask_BT: losses.masked_sum(kl_BT, mask_BT)
+  scored, ref = score(params), score(ref_params).logprob
+  estimate = kl.SAMPLED[config.kl_estimator]
+  return scored, lambda mask_BT: estimate(scored.logprob, ref, mask_BT)
 
 
 def _sampling_temperatures(rows, config):

@@ -1,0 +1,146 @@
+"""What one RL step learns from: episodes, what they earned, and as a batch.
+
+`gather` samples, with dynamic sampling until enough groups differ; `pack` turns
+the groups into rows with role-wise advantages, one batch per minibatch. Both
+are functions of config, parameters, step and task cursor.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+
+import numpy as np
+
+from envace_jax import build, types
+from envace_jax.learning import advantages, dynamic_sampling, reuse
+from envace_jax.learning import batch as batches
+from envace_jax.rewards import checklist
+from envace_jax.rollout import alternation, statistics
+from envace_jax.rollout import episodes as rollouts
+from envace_jax.sampling import keys
+
+# One task's attempts, each with its score.
+Group = Sequence[tuple[types.Episode, types.Score]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gathered:
+  """Groups to learn from, and how they came about."""
+
+  groups: Sequence[Group]
+  cursor: int  # position of the first task of the next step
+  metrics: Mapping[str, float]
+
+
+def gather(
+  setup: build.Setup, simulator_params, params, step: int, cursor: int
+) -> Gathered:
+  """Samples the tasks from `cursor` on and scores them.
+
+  Metrics describe every episode that was sampled: with dynamic sampling, those
+  that are learned from are a selection by reward.
+  """
+  config = setup.config
+  size = config.rl.tasks_per_step
+  filled = dynamic_sampling.fill(
+    lambda position, draw: _draw(
+      setup, simulator_params, params, step, position, draw
+    ),
+    lambda group: dynamic_sampling.has_signal([s.reward for _, s in group]),
+    cursor=cursor,
+    wanted=size,
+    max_draws=1 + config.rl.dynamic_sampling_draws,
+  )
+  sampled = [pair for group in filled.collected for pair in group]
+  metrics = dict(statistics.summarise(*map(list, zip(*sampled, strict=True))))
+  if config.rl.dynamic_sampling_draws:
+    metrics |= {
+      'groups/drawn': filled.drawn,
+      'groups/kept': filled.kept,
+      'groups/dropped': filled.dropped,
+      'groups/budget_exhausted': int(filled.budget_exhausted),
+    }
+  return Gathered(
+    groups=[_renumbered(group, i) for i, group in enumerate(filled.groups)],
+    cursor=filled.cursor,
+    metrics=metrics,
+  )
+
+
+def pack(
+  setup: build.Setup, gathered: Gathered, step: int
+) -> tuple[list[batches.TrainBatch], Mapping[str, float]]:
+  """Rows with their role-wise advantages by minibatch, and statistics."""
+  config = setup.config.rl
+  pairs = [pair for group in gathered.groups for pair in group]
+  episodes, scores = map(list, zip(*pairs, strict=True))
+  group = {
+    'rewards_E': np.asarray([score.reward or 0.0 for score in scores]),
+    'scored_E': np.asarray([score.reward is not None for score in scores]),
+    'groups_E': np.asarray([episode.group for episode in episodes]),
+    'counts_ER': np.asarray([rollouts.generation_counts(e) for e in episodes]),
+  }
+  adv_ER = advantages.role_advantages(
+    **group,
+    baseline=advantages.Baseline(config.baseline),
+    weighting=advantages.Weighting(config.weighting),
+    leave_one_out=config.leave_one_out,
+    std=config.std,
+  )
+  parts = [
+    batches.pack_episodes(
+      [episodes[i] for i in part],
+      adv_ER[part],
+      length_buckets=(setup.config.rollout.max_row_tokens,),
+      batch_size=sum(len(episodes[i].rows) for i in part),
+      microbatches=config.microbatches,
+    )
+    for part in reuse.partition(
+      range(len(episodes)), config.minibatches, seed=(setup.config.seed, step)
+    )
+  ]
+  counts = advantages.group_statistics(**group)
+  act = types.Role.ACT
+  return parts, {
+    **gathered.metrics,
+    'groups/all': counts.groups,
+    'groups/zero_variance': int(counts.zero_variance_groups_R[act]),
+    'groups/singleton': int(counts.singleton_groups_R[act]),
+  }
+
+
+def _draw(
+  setup: build.Setup,
+  simulator_params,
+  params,
+  step: int,
+  position: int,
+  draw: int,
+) -> list[Group]:
+  """The groups of `tasks_per_step` tasks, sampled with the draw's own keys."""
+  config = setup.config
+  tasks = setup.tasks_from(position)
+  episodes = setup.collector.collect(
+    params,
+    setup.training_world(params, simulator_params, step),
+    tasks,
+    keys.stream(config.seed, f'rollout/{draw}' if draw else 'rollout', step),
+    rules=alternation.Rules(
+      upstream_termination=config.rollout.upstream_termination
+    ),
+  )
+  groups = [[] for _ in tasks]
+  for episode in episodes:
+    score = checklist.score_training(
+      tasks[episode.group], episode, success_bonus=config.reward.success_bonus
+    )
+    groups[episode.group].append((episode, score))
+  return groups
+
+
+def _renumbered(group: Group, index: int) -> Group:
+  """The group as number `index` of its batch, whatever draw it came from."""
+  first = index * len(group)
+  return [
+    (dataclasses.replace(episode, group=index, sample_index=first + j), score)
+    for j, (episode, score) in enumerate(group)
+  ]

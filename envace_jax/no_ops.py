@@ -1,0 +1,149 @@
+"""Options whose value cannot matter at the current settings, and why.
+
+A switch that does nothing is worse than none: two arms of a study that differ
+by it are one arm. `envace check` lists them and a run logs them as it starts.
+"Cannot matter" means the same update but for the rounding by which a sampler
+and a trainer in float32 differ, at a ratio that is 1 otherwise.
+"""
+
+import ml_collections
+
+
+def find(config: ml_collections.ConfigDict) -> list[str]:
+  """One line per idle option, from the config alone."""
+  rollout, rl = config.rollout, config.rl
+  found = []
+  if rl.steps == 0:
+    found.append('rl.*: rl.steps=0, there is no RL phase')
+  if rl.objective == 'supervised':
+    found.append(
+      'rollout.*, reward.*, rl.baseline, rl.weighting, rl.leave_one_out, '
+      'rl.std, rl.clip_*, rl.surrogate, rl.dual_clip, rl.importance_cap, '
+      'rl.updates_per_rollout, rl.minibatches, rl.dynamic_sampling_draws, '
+      "rl.kl_*, rl.anchor_*: rl.objective='supervised' samples nothing"
+    )
+  else:
+    found.append("rl.supervised_batch_size: only for rl.objective='supervised'")
+    found += [
+      *_ratios(config),
+      *_groups(rl),
+      *_penalties(rl),
+      *_roles(rollout, rl),
+    ]
+  if rollout.mode == 'on_device':
+    found.append("rollout.widths: only for evaluation while mode='on_device'")
+  if config.data.world == 'jsonl':
+    found.append('data.num_*, data.habits: data comes from your files')
+  else:
+    found.append("data.jsonl_*: only for data.world='jsonl'")
+  found += _worlds(rollout)
+  for role in ('act', 'rehearse'):
+    if rollout[role].temperature == 0:
+      found.append(f'rollout.{role}.top_k, .top_p: greedy')
+  return found
+
+
+def _worlds(rollout) -> list[str]:
+  """What concerns a view or a world that is not in use."""
+  found = []
+  if rollout.view == 'joint':
+    found.append(
+      'prompt.rehearse.*, rollout.rehearse_prompt_tokens: only for '
+      "rollout.view='split'"
+    )
+  if rollout.world != 'simulator':
+    found.append(
+      "rollout.simulator_workdir: only for rollout.world='simulator'"
+    )
+  if rollout.validation == 'policy':
+    found.append("rollout.max_resamples: only for rollout.validation='program'")
+  return found
+
+
+def _ratios(config) -> list[str]:
+  """What acts on importance ratios, where every ratio is 1."""
+  rl, found = config.rl, []
+  if rl.surrogate == 'cispo' and rl.dual_clip:
+    found.append(
+      f"rl.dual_clip={rl.dual_clip}: rl.surrogate='cispo' bounds the weight of "
+      'every token already, whatever the sign of its advantage'
+    )
+  # In bfloat16 a cached decode step and a whole row differ by more than
+  # rounding of the last bit, so ratios do leave 1.
+  if config.model.dtype != 'float32':
+    return found
+  if rl.importance_cap:
+    found.append(
+      f"rl.importance_cap={rl.importance_cap}: with model.dtype='float32' "
+      'sampler and trainer agree up to rounding, so every weight is 1; it '
+      'costs one more scoring pass per rollout'
+    )
+  if rl.updates_per_rollout > 1:
+    return found
+  found.append(
+    f'rl.clip_low={rl.clip_low}, rl.clip_high={rl.clip_high}: one update per '
+    'rollout, so every importance ratio is 1 and nothing is clipped'
+  )
+  if rl.surrogate != 'token':
+    found.append(
+      f'rl.surrogate={rl.surrogate!r}: one update per rollout, so every ratio '
+      "is 1, where its gradient is that of 'token' (up to rounding)"
+    )
+  if rl.dual_clip and rl.surrogate != 'cispo':
+    found.append(
+      f'rl.dual_clip={rl.dual_clip}: one update per rollout, so every ratio is '
+      '1, below the bound'
+    )
+  return found
+
+
+def _groups(rl) -> list[str]:
+  """What compares the attempts of a group."""
+  found = []
+  if rl.group_size == 1:
+    found.append('rl.*: groups of one have no baseline; nothing is learned')
+    for name in ('leave_one_out', 'std'):
+      if rl[name]:
+        found.append(
+          f'rl.{name}: rl.group_size=1, there are no others to compare with'
+        )
+    if rl.dynamic_sampling_draws:
+      found.append(
+        f'rl.dynamic_sampling_draws={rl.dynamic_sampling_draws}: '
+        'rl.group_size=1, no group differs within itself; every step spends '
+        'the whole budget and learns nothing from it'
+      )
+  if rl.baseline == 'role' and rl.weighting == 'episode':
+    found.append(
+      "rl.baseline='role' equals 'shared' wherever every episode of a group "
+      'has both roles: the reward is common and episodes weigh the same'
+    )
+  return found
+
+
+def _penalties(rl) -> list[str]:
+  """What is added to the policy term."""
+  found = []
+  if rl.anchor_weight == 0:
+    found.append('rl.anchor_batch_size: rl.anchor_weight=0')
+  if rl.kl_act == rl.kl_rehearse == 0:
+    found.append(
+      f'rl.kl_estimator={rl.kl_estimator!r}: rl.kl_act=0 and rl.kl_rehearse=0'
+    )
+  elif rl.kl_estimator == 'k1':
+    found.append(
+      "rl.kl_*: rl.kl_estimator='k1' has an expected gradient of 0 on-policy, "
+      "so as a loss it adds noise and no pull; use 'k2', 'k3' or 'exact'"
+    )
+  return found
+
+
+def _roles(rollout, rl) -> list[str]:
+  """What concerns a role that does not sample, or is not trained."""
+  found = []
+  if rollout.world != 'rehearsal' and (rl.rehearse_weight or rl.kl_rehearse):
+    found.append(
+      f'rl.rehearse_weight, rl.kl_rehearse: with rollout.world='
+      f'{rollout.world!r} nobody samples as REHEARSE'
+    )
+  return found
