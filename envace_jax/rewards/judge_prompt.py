@@ -106,7 +106,8 @@ def read(text: str | None) -> Answer:
   """Reads what a judge wrote; total, never raises.
 
   The verdict is the last JSON object, outside the model's reasoning, with
-  nothing after it but the end of a code fence: a draft does not count.
+  nothing after it but the end of a code fence: a draft does not count. Other
+  keys are ignored, and so is a missing reason.
   """
   if text is None or not text.strip():
     return _wrong('empty')
@@ -242,9 +243,9 @@ def _last_object(text: str) -> dict[str, Any] | None:
   if not text.endswith('}'):
     return None
   # From the left: the outermost object that reaches the end of the text. A
-  # judge gone mad writes many braces; only the last few can be its verdict.
-  starts = [match.start() for match in re.finditer('{', text)][-64:]
-  for start in starts:
+  # judge gone mad writes many braces; they must not cost quadratic time.
+  starts = [match.start() for match in re.finditer('{', text)]
+  for start in [*starts[:32], *starts[32:][-32:]]:
     value = tool_calls.parse_json(text[start:])
     if isinstance(value, dict):
       return value
