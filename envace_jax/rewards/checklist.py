@@ -19,10 +19,10 @@ An episode whose world failed is not judged at all (an outage is not a bad
 answer); any other turn that ended without a reply is judged as it stands, with
 no reply.
 
-`PUBLISHED` is the rule of EnvACE (arXiv 2608.06197) and its CM2 checklists. It
-differs from ours by four switches of `Rule` and by `Aggregation.ANY_STEP`; all
-of its numbers but one follow from them. The one: there weights sum to one per
-turn by construction, here they are divided by their sum.
+`OURS` is the rule above; `PUBLISHED` is that of EnvACE (arXiv 2608.06197) with
+its CM2 checklists. It differs by the switches of `Rule`: there a failed judge
+reads as FAIL and stops the episode, so that an outage looks like bad answers.
+Weights sum to one per turn there, and are divided by their sum here.
 
 Training reads `task.checklist` and has no way to pass a state; evaluation reads
 `task.evaluation`. Neither reads the other's list. Criteria that need a model to
@@ -76,6 +76,7 @@ class Rule:
   tool_error_fails: bool = False
 
 
+OURS = Rule()
 PUBLISHED = Rule(
   aggregation=Aggregation.ANY_STEP,
   unmet_requirement_ends=True,
@@ -90,7 +91,7 @@ def score_training(
   episode: types.Episode,
   *,
   success_bonus: float = 0.0,
-  rule: Rule = Rule(),
+  rule: Rule = OURS,
 ) -> types.Score:
   """Scores an episode by its transcript alone, without any judge."""
   return _score_episode(
@@ -104,7 +105,7 @@ def score_evaluation(
   state_hash: str | None,
   *,
   success_bonus: float = 0.0,
-  rule: Rule = Rule(),
+  rule: Rule = OURS,
 ) -> types.Score:
   """Scores an episode by the environment's final state and its transcript."""
   return _score_episode(

@@ -37,7 +37,7 @@ def score_episodes(
   judge: judges.Judge | None = None,
   *,
   success_bonus: float = 0.0,
-  rule: checklist.Rule = checklist.Rule(),
+  rule: checklist.Rule = checklist.OURS,
 ) -> list[types.Score]:
   """Scores each episode by its task's checklist; without a judge, by checks.
 
@@ -70,7 +70,7 @@ def allow_next_turn(
   turns_done: Sequence[int],
   judge: judges.Judge | None = None,
   *,
-  rule: checklist.Rule = checklist.Rule(),
+  rule: checklist.Rule = checklist.OURS,
 ) -> list[bool]:
   """Whether each episode, so far, may go on after its turn `turns_done`.
 
@@ -106,7 +106,7 @@ def allows_next_turn(
   turn: int,
   judge: judges.Judge | None = None,
   *,
-  rule: checklist.Rule = checklist.Rule(),
+  rule: checklist.Rule = checklist.OURS,
 ) -> bool:
   """`allow_next_turn` of one episode."""
   return allow_next_turn([task], [episode_so_far], [turn], judge, rule=rule)[0]
