@@ -175,7 +175,7 @@ def _handler_of(stub: StubEndpoint):
       elif fault is Fault.NO_CHOICES:
         self._send(200, {'id': 'x', 'object': 'chat.completion', 'choices': []})
       else:
-        self._send(200, _completion(body, fault, stub.decide(prompt)))
+        self._send(200, completion(body, fault, stub.decide(prompt)))
 
     def _send(self, status, value, headers=None, kind='application/json'):
       data = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -191,7 +191,7 @@ def _handler_of(stub: StubEndpoint):
   return Handler
 
 
-def _completion(body: dict, fault: Fault | None, passed: bool) -> dict:
+def completion(body: dict, fault: Fault | None, passed: bool) -> dict:
   verdict = {
     'reason': 'stub',
     'verdict': 'pass' if passed else 'fail',

@@ -17,6 +17,7 @@ leaves the reward, and a policy could learn to confuse the judge.
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import json
 import re
 from typing import Any
@@ -26,6 +27,7 @@ from envace_jax.text import tool_calls
 
 VERSION = 1  # of prompt and schema; part of every cache key
 MIN_CHARS = 4000
+_LONGEST_ANSWER = 20_000  # characters; reasoning not counted
 
 SCHEMA = {
   'type': 'object',
@@ -98,7 +100,9 @@ def render(request: JudgeRequest, max_chars: int) -> str:
   # A fixed split: the record's part must not depend on the criterion, or the
   # criteria of one message would not share their prefix.
   requirement = _requirement(request.criterion, max_chars // 4)
-  record = _record(request.before, request.turn, max_chars - max_chars // 4)
+  record = _record(
+    tuple(request.before), tuple(request.turn), max_chars - max_chars // 4
+  )
   return record + requirement
 
 
@@ -144,33 +148,29 @@ def quote(text: str, max_chars: int) -> str:
 
   Below the length of the note of `shorten` it may be longer than that.
   """
-  quoted = _escaped(shorten(text, max_chars))
-  if len(quoted) <= max_chars:
-    return quoted
-  low, high = 0, max_chars
-  while low < high:  # the longest cut whose escaped form fits
-    middle = (low + high + 1) // 2
-    if len(_escaped(shorten(text, middle))) <= max_chars:
-      low = middle
-    else:
-      high = middle - 1
-  return _escaped(shorten(text, low))
+  kept = max_chars
+  quoted = _escaped(shorten(text, kept))
+  while len(quoted) > max_chars and kept > 0:
+    # Escapes lengthen about evenly; a step or two suffice.
+    kept = max(0, kept * max_chars // len(quoted) - 8)
+    quoted = _escaped(shorten(text, kept))
+  return quoted
 
 
 _UNSEEN = re.compile(
-  '[<>\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
+  '[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
   r'|\[(?=/?[A-Z_]+\])'
 )
 
 
 def _escaped(text: str) -> str:
-  return _UNSEEN.sub(
-    lambda match: f'\\u{ord(match.group()):04x}',
-    json.dumps(tool_calls.clean(text), ensure_ascii=False),
-  )
+  quoted = json.dumps(tool_calls.clean(text), ensure_ascii=False)
+  quoted = quoted.replace('<', '\\u003c').replace('>', '\\u003e')
+  return _UNSEEN.sub(lambda match: f'\\u{ord(match.group()):04x}', quoted)
 
 
-def _record(before: Sequence[Line], turn: Sequence[Line], budget: int) -> str:
+@functools.lru_cache(64)  # the criteria of a turn ask about the same messages
+def _record(before: tuple[Line], turn: tuple[Line], budget: int) -> str:
   """Both parts under their headings; the turn gets two thirds at least."""
   heads = ('RECORD, EARLIER TURNS\n', 'RECORD, THE TURN TO BE JUDGED\n')
   budget -= sum(map(len, heads)) + 2
@@ -238,6 +238,8 @@ def _requirement(criterion: types.Criterion, budget: int) -> str:
 
 def _last_object(text: str) -> dict[str, Any] | None:
   text = text.strip()
+  if len(text) > _LONGEST_ANSWER:
+    return None
   if text.endswith('```'):
     text = text.removesuffix('```').rstrip()
   if not text.endswith('}'):
@@ -245,7 +247,7 @@ def _last_object(text: str) -> dict[str, Any] | None:
   # From the left: the outermost object that reaches the end of the text. A
   # judge gone mad writes many braces; they must not cost quadratic time.
   starts = [match.start() for match in re.finditer('{', text)]
-  for start in [*starts[:32], *starts[32:][-32:]]:
+  for start in [*starts[:16], *starts[16:][-16:]]:
     value = tool_calls.parse_json(text[start:])
     if isinstance(value, dict):
       return value
