@@ -217,6 +217,7 @@ class Episode:
   reply: str | None  # to the last user turn; None unless REPLIED
   stop_reason: StopReason
   turn_replies: Sequence[str] = ()  # to the user turns before the last one
+  num_turns: int = 1  # user turns that began, the instruction included
   real_calls: int = 0  # tool calls spent in the real environment
   state_hash: str | None = None  # final real state, for evaluation only
   notes: str = ''

@@ -206,6 +206,10 @@ def test_every_limit_has_its_own_reason(
   assert episode.stop_reason is stop
   assert episode.real_calls == len(episode.steps) == calls
   assert (episode.reply is not None) == (stop is Stop.REPLIED)
+  ends_between = stop in (Stop.MAX_USER_TURNS, Stop.REPLIED) or script == ['hi']
+  assert episode.num_turns == len(episode.turn_replies) + (
+    stop is Stop.REPLIED or not ends_between
+  )
   finished = [t for t in script if not t.startswith('<') and '...' not in t]
   assert [*episode.turn_replies, *filter(None, [episode.reply])] == finished
 

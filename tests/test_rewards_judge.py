@@ -212,14 +212,29 @@ def test_no_more_than_the_limit_is_in_flight(make_judge):
 
 
 def _best_share(judge, limit, latency_s, good_enough):
-  """Throughput as a share of limit / latency, the best of three tries."""
+  """Throughput against bare sleepers in as many slots, best of five tries.
+
+  Both run in one breath, so that a busy machine slows them alike.
+  """
+
+  async def bare(count):
+    slots = asyncio.Semaphore(limit)
+
+    async def one():
+      async with slots:
+        await asyncio.sleep(latency_s)
+
+    await asyncio.gather(*(one() for _ in range(count)))
+
   best = 0.0
-  for k in range(3):
+  for k in range(5):
     requests = [_request(f'{k} {i}') for i in range(limit * 15)]
     start = time.monotonic()
     assert judge.judge(requests) == [PASS] * len(requests)
-    seconds = time.monotonic() - start
-    best = max(best, len(requests) / seconds / (limit / latency_s))
+    middle = time.monotonic()
+    asyncio.run(bare(len(requests)))
+    end = time.monotonic()
+    best = max(best, (end - middle) / (middle - start))
     if best >= good_enough:
       break
   return best
@@ -243,7 +258,7 @@ def test_throughput_through_sockets(make_judge):
   with stub_endpoint.StubEndpoint(latency_s=0.05) as stub:
     judge = make_judge(stub, concurrency=4)
     judge.judge([_request(f'warm {i}') for i in range(4)])
-    assert _best_share(judge, 4, 0.05, 0.9) >= 0.6
+    assert _best_share(judge, 4, 0.05, 0.6) >= 0.5
 
 
 @pytest.mark.parametrize('fault', [Fault.HANG, Fault.DRIP])
@@ -255,23 +270,25 @@ def test_the_deadline_of_a_request_is_kept(make_judge, fault):
     judge = make_judge(stub, policy=policy)
     start = time.monotonic()
     assert judge.judge([_request(t) for t in 'abc']) == [ABSTAIN] * 3
-    assert 0.3 <= time.monotonic() - start < 2.0
+    assert 0.3 <= time.monotonic() - start < 15.0
 
 
 def test_the_deadline_of_a_batch_is_kept(make_judge):
   policy = judge_attempts.Policy(timeout_s=30.0, deadline_s=30.0)
+  over = threading.Event()
 
   def decide(prompt):
     if 'slow' in prompt:
-      time.sleep(0.8)
+      over.wait(30.0)
     return True
 
   with stub_endpoint.StubEndpoint(decide) as stub:
-    judge = make_judge(stub, policy=policy, concurrency=2, batch_deadline_s=0.4)
+    judge = make_judge(stub, policy=policy, concurrency=2, batch_deadline_s=2.0)
     start = time.monotonic()
     texts = ['a', 'slow 1', 'b', 'slow 2', 'never begun']
     verdicts = judge.judge([_request(t) for t in texts])
-    assert time.monotonic() - start < 0.8
+    assert time.monotonic() - start < 20.0
+    over.set()
     assert verdicts == [PASS, ABSTAIN, PASS, ABSTAIN, ABSTAIN]
     assert judge.take_report().abstained == {'batch_deadline': 3}
 
@@ -307,7 +324,7 @@ def test_a_wait_beyond_the_deadline_is_not_begun(make_judge):
     judge = make_judge(stub, policy=policy)
     start = time.monotonic()
     assert judge.judge([_request('a')]) == [ABSTAIN]
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 7.0
     assert judge.take_report().calls == 1
 
 

@@ -55,15 +55,18 @@ def _step(turn, message, name='look', observation='{"ok": 1}'):
 STEPS = [_step(0, 0), _step(1, 2), _step(1, 2)]
 
 
+BETWEEN = (STOP.REPLIED, STOP.REQUIREMENT_UNMET, STOP.MAX_USER_TURNS)
+
+
 def _episode(steps=STEPS, replies=('one', 'two'), stop=STOP.REPLIED):
   last = replies[-1] if stop is STOP.REPLIED else None
+  last_step = max((step.turn + 1 for step in steps), default=1)
   return types.Episode(
     task_id='t',
     group=0,
     sample_index=0,
-    tokens=np.zeros(0, np.int32),
-    authors=np.zeros(0, np.int8),
-    logprobs=np.zeros(0, np.float32),
+    rows=(),
+    num_turns=max(last_step, len(replies) + (stop not in BETWEEN)),
     steps=steps,
     reply=last,
     stop_reason=stop,
@@ -147,18 +150,17 @@ def test_abstain_is_fail_keeps_the_record_of_who_abstained():
 
 
 @pytest.mark.parametrize(
-  'episode, reached, replies',
+  'episode, replies',
   [
-    (_episode(), 2, ['one', 'two', None]),
-    (STOPPED, 1, ['one', None, None]),
-    (_episode([_step(0, 0)], (), STOP.MAX_STEPS), 1, [None, None, None]),
-    (_episode([_step(0, 0)], ('one',), STOP.MAX_STEPS), 2, ['one', None, None]),
-    (_episode([], ('one',), STOP.MAX_USER_TURNS), 1, ['one', None, None]),
-    (_episode([], (), STOP.CONTEXT_FULL), 1, [None, None, None]),
+    (_episode(), ['one', 'two', None]),
+    (STOPPED, ['one', None, None]),
+    (_episode([_step(0, 0)], (), STOP.MAX_STEPS), [None, None, None]),
+    (_episode([_step(0, 0)], ('one',), STOP.MAX_STEPS), ['one', None, None]),
+    (_episode([], ('one',), STOP.MAX_USER_TURNS), ['one', None, None]),
+    (_episode([], (), STOP.CONTEXT_FULL), [None, None, None]),
   ],
 )
-def test_how_far_an_episode_got(episode, reached, replies):
-  assert turns.num_reached(episode) == reached
+def test_a_reply_belongs_to_its_turn(episode, replies):
   assert [turns.reply(episode, t) for t in range(3)] == replies
 
 

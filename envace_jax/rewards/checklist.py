@@ -130,11 +130,10 @@ def settled(
   """The verdicts that follow from how far an episode got, without a look."""
   if episode.stop_reason is types.StopReason.WORLD_FAILED:
     return {c.id: ABSTAIN for c in criteria}
-  reached = turns.num_reached(episode)
   return {
     c.id: FAIL
     for c in criteria
-    if c.turn >= reached
+    if c.turn >= episode.num_turns
     or (rule.unanswered_turn_fails and turns.reply(episode, c.turn) is None)
   }
 

@@ -4,8 +4,8 @@ A turn begins with a user message and ends with the policy's reply. A message
 is what ACT said once: some tool calls with their observations, or the reply.
 
 A turn is reached when its user message was shown. An episode that stopped
-between two turns (REQUIREMENT_UNMET, MAX_USER_TURNS) has its last reply in
-`turn_replies`; only one that REPLIED has one in `reply`.
+between two turns has its last reply in `turn_replies`; only one that REPLIED
+has one in `reply`.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,6 @@ import itertools
 from envace_jax import types
 from envace_jax.rewards import verifiers
 from envace_jax.text import tool_calls
-
-_BETWEEN_TURNS = (
-  types.StopReason.REQUIREMENT_UNMET,
-  types.StopReason.MAX_USER_TURNS,
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,19 +27,7 @@ class Message:
   @property
   def has_error(self) -> bool:
     """Whether an observation is an object with an error in it."""
-    answers = map(tool_calls.parse_observation, self.observations)
-    return any(
-      isinstance(a, dict) and ('error' in a or 'error_tool_call' in a)
-      for a in answers
-    )
-
-
-def num_reached(episode: types.Episode) -> int:
-  """How many user turns the episode got to, at least one."""
-  replied = len(episode.turn_replies)
-  between = episode.stop_reason in _BETWEEN_TURNS
-  stepped = max((step.turn + 1 for step in episode.steps), default=1)
-  return max(stepped, replied + (not between))
+    return any(map(tool_calls.reports_error, self.observations))
 
 
 def reply(episode: types.Episode, turn: int) -> str | None:

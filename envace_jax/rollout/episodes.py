@@ -68,6 +68,7 @@ def episode_of(
     rows=tuple(finished.rows),
     steps=reading.steps,
     turn_replies=tuple(turn_replies),
+    num_turns=reading.num_turns,
     reply=reading.reply if replied else None,
     stop_reason=finished.stop_reason,
     real_calls=finished.real_calls,

@@ -52,6 +52,7 @@ class Reading:
   steps: Sequence[types.Step]  # answered calls
   turn_replies: Sequence[str]  # replies that a user turn followed
   reply: str | None  # a finished reply that ends the row
+  num_turns: int  # user turns that began
 
 
 class Template:
@@ -210,7 +211,7 @@ class Template:
 
   def read(self, tokens: np.ndarray, authors: np.ndarray) -> Reading:
     """Reads a row of ACT back, by authors alone."""
-    steps, replies = [], []
+    steps, replies, num_turns = [], [], 1
     text, calls, message = '', [], -1
     for author, start, stop in runs(authors):
       ids = tokens[start:stop]
@@ -219,6 +220,8 @@ class Template:
         calls = self.calls(ids) if self.is_call(ids) else []
         if not calls and ids[-1] == self.stop_id:
           replies.append(text)
+      elif author == types.Author.USER:
+        num_turns += 1
       elif author in OBSERVING:
         steps.append(
           types.Step(
@@ -240,6 +243,7 @@ class Template:
       steps=tuple(steps),
       turn_replies=tuple(replies[:-1] if replied else replies),
       reply=replies[-1] if replied else None,
+      num_turns=num_turns,
     )
 
   def _calls(self, text: str) -> list[types.ToolCall | types.ParseError]:
