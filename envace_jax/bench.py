@@ -37,7 +37,7 @@ import numpy as np
 import rich.console
 import rich.table
 
-from envace_jax import build, errors, process, progress, types
+from envace_jax import components, errors, process, progress, types
 from envace_jax.learning import batch as batches
 from envace_jax.learning import step as learning
 from envace_jax.model import sharding, transformer
@@ -72,7 +72,7 @@ class Record:
 
 def run(config: ml_collections.ConfigDict, json_path: str | None) -> int:
   """Measures, prints a table, writes the records; returns the exit code."""
-  build.validate(config)
+  components.validate(config)
   if json_path and not pathlib.Path(json_path).absolute().parent.is_dir():
     raise errors.UserError(f'--json={json_path} has no directory; create it')
   try:
@@ -89,7 +89,7 @@ def run(config: ml_collections.ConfigDict, json_path: str | None) -> int:
 def measure(config: ml_collections.ConfigDict):
   """A record per workload; and what limits them, (FLOP/s, bytes/s)."""
   mesh = sharding.make_mesh(**config.mesh.to_dict())
-  model = build.model(config, config.data.vocab_size)
+  model = components.model(config, config.data.vocab_size)
   compiles = process.CompileCounter()
   with progress.bar('bench', 3 * (1 + REPEATS) + 2, unit='run') as bar:
     works = sampled_workloads(config, model, mesh)
@@ -121,7 +121,7 @@ def sampled_workloads(config, model, mesh) -> dict[str, Workload]:
   groups, rows = rl.tasks_per_step, rl.tasks_per_step * rl.group_size
   untied = dataclasses.replace(model.config, tie_embeddings=False)
   model = transformer.Transformer(untied)
-  state = learning.abstract_state(model, build.optimizer(rl), mesh)
+  state = learning.abstract_state(model, components.optimizer(rl), mesh)
   shardings = jax.tree.map(lambda x: x.sharding, state.params)
   params = jax.device_put(scripted.params(model, successor), shardings)
   role = lambda s: samplers.SamplerConfig(**s.to_dict() | {'temperature': 0.0})
@@ -188,7 +188,7 @@ def write_plain(opening, settings, new, group_size, decoder):
 
 def train_workload(config, model, mesh) -> Workload:
   """A policy step on rows of a third of the greatest length to all of it."""
-  c, rl, loss = config.rollout, config.rl, build.policy_loss(config)
+  c, rl, loss = config.rollout, config.rl, components.policy_loss(config)
   tokens, authors, _ = _script(config)
   before = max(1, c.prompt_tokens // 2)
   tokens = np.append(np.full(before, scripted.FILLER), tokens)
@@ -215,7 +215,7 @@ def train_workload(config, model, mesh) -> Workload:
     anchor, more_B = pack(rl.anchor_batch_size, recorded)
     flops_B = np.append(flops_B, 3 * row_flops(model.config, more_B))
     lengths_B = np.append(lengths_B, more_B)
-  tx, key = build.optimizer(rl), keys.stream(config.seed, 'init', 0)
+  tx, key = components.optimizer(rl), keys.stream(config.seed, 'init', 0)
   state = learning.init_state(model, tx, key, mesh)
   step = learning.make_policy_step(model, tx, loss, mesh)
   ref = jax.tree.map(jnp.copy, state.params) if loss.uses_reference else None

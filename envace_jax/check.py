@@ -10,7 +10,7 @@ import sys
 import jax
 import ml_collections
 
-from envace_jax import build, no_ops
+from envace_jax import components, no_ops
 from envace_jax.learning import step as learning
 from envace_jax.model import transformer
 
@@ -19,7 +19,7 @@ _FLOAT_BYTES = 4
 
 def run(config: ml_collections.ConfigDict) -> int:
   """Prints the report; returns the exit code."""
-  build.validate(config)
+  components.validate(config)
   lines = ['Config', *_indented(str(config).splitlines()), '']
   lines += ['Budgets', *_indented(budgets(config)), '']
   idle = no_ops.find(config)
@@ -36,9 +36,9 @@ def budgets(config: ml_collections.ConfigDict) -> list[str]:
   microbatch without rematerialisation.
   """
   rollout, rl = config.rollout, config.rl
-  network = build.model(config, config.data.vocab_size)
+  network = components.model(config, config.data.vocab_size)
   state = jax.eval_shape(
-    lambda: _abstract_state(network, build.optimizer(config.rl))
+    lambda: _abstract_state(network, components.optimizer(config.rl))
   )
   params = transformer.num_params(state.params)
   state_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
@@ -59,7 +59,9 @@ def budgets(config: ml_collections.ConfigDict) -> list[str]:
   logits = (
     micro_rows * rl.logprob_chunk * config.data.vocab_size
   ) * _FLOAT_BYTES
-  if build.policy_loss(config).uses_reference and rl.kl_estimator == 'exact':
+  if (
+    components.policy_loss(config).uses_reference and rl.kl_estimator == 'exact'
+  ):
     logits *= 2  # the reference's next to the policy's
   return [
     f'parameters           {params:>14,}',

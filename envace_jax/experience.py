@@ -8,12 +8,13 @@ are functions of config, parameters, step and task cursor.
 from collections.abc import Mapping, Sequence
 import dataclasses
 
+from absl import logging
 import numpy as np
 
-from envace_jax import build, types
+from envace_jax import build, components, types
 from envace_jax.learning import advantages, dynamic_sampling, reuse
 from envace_jax.learning import batch as batches
-from envace_jax.rewards import checklist
+from envace_jax.rewards import scoring
 from envace_jax.rollout import alternation, statistics
 from envace_jax.rollout import episodes as rollouts
 from envace_jax.sampling import keys
@@ -124,17 +125,55 @@ def _draw(
     setup.training_world(params, simulator_params, step),
     tasks,
     keys.stream(config.seed, f'rollout/{draw}' if draw else 'rollout', step),
-    rules=alternation.Rules(
-      upstream_termination=config.rollout.upstream_termination
-    ),
+    rules=_rules(setup),
   )
+  scores = scoring.score_episodes(
+    [tasks[episode.group] for episode in episodes],
+    episodes,
+    setup.judge,
+    success_bonus=config.reward.success_bonus,
+    rule=components.reward_rule(config),
+  )
+  if setup.judge is not None:
+    logging.info('%s', setup.judge.take_report().line())
   groups = [[] for _ in tasks]
-  for episode in episodes:
-    score = checklist.score_training(
-      tasks[episode.group], episode, success_bonus=config.reward.success_bonus
-    )
+  for episode, score in zip(episodes, scores, strict=True):
     groups[episode.group].append((episode, score))
   return groups
+
+
+def _rules(setup: build.Setup) -> alternation.Rules:
+  """What ends an episode; requirements do, where the reward's rule says so."""
+  rule = components.reward_rule(setup.config)
+
+  def allow_next_turn(cases: Sequence[alternation.Between]) -> list[bool]:
+    return scoring.allow_next_turn(
+      [case.task for case in cases],
+      [_so_far(case) for case in cases],
+      [case.turn for case in cases],
+      setup.judge,
+      rule=rule,
+    )
+
+  return alternation.Rules(
+    upstream_termination=setup.config.rollout.upstream_termination,
+    allow_next_turn=allow_next_turn if rule.unmet_requirement_ends else None,
+  )
+
+
+def _so_far(case: alternation.Between) -> types.Episode:
+  """An unfinished episode as one that the next turn would not follow."""
+  return types.Episode(
+    task_id=case.task.id,
+    group=0,
+    sample_index=0,
+    rows=(),
+    steps=case.said.steps,
+    reply=None,
+    turn_replies=(*case.said.turn_replies, case.said.reply),
+    num_turns=case.said.num_turns,
+    stop_reason=types.StopReason.REQUIREMENT_UNMET,
+  )
 
 
 def _renumbered(group: Group, index: int) -> Group:

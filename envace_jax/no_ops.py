@@ -25,6 +25,7 @@ def find(config: ml_collections.ConfigDict) -> list[str]:
   else:
     found.append("rl.supervised_batch_size: only for rl.objective='supervised'")
     found += [
+      *_rewards(config.reward),
       *_ratios(config),
       *_groups(rl),
       *_penalties(rl),
@@ -41,6 +42,16 @@ def find(config: ml_collections.ConfigDict) -> list[str]:
     if rollout[role].temperature == 0:
       found.append(f'rollout.{role}.top_k, .top_p: greedy')
   return found
+
+
+def _rewards(reward) -> list[str]:
+  """What concerns judges where there are none."""
+  if reward.judge.base_url:
+    return []
+  return [
+    'reward.judge.*, reward.judge_attempts.*, reward.rule.aggregation, '
+    ".precedence, .tool_error_fails: reward.judge.base_url='', nobody judges"
+  ]
 
 
 def _worlds(rollout) -> list[str]:

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from envace_jax import build, errors, workdirs
+from envace_jax import build, components, errors, workdirs
 from envace_jax import data as datasets
 from envace_jax.learning import checkpoints
 from envace_jax.learning import step as learning
@@ -65,5 +65,5 @@ def warm_start_of(workdir: str, setup: build.Setup, steps: int) -> dict:
 
 
 def _shapes(setup: build.Setup, phase: str):
-  tx = build.optimizer(setup.config[phase])
+  tx = components.optimizer(setup.config[phase])
   return learning.abstract_state(setup.model, tx, setup.mesh).params

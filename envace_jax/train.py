@@ -17,6 +17,7 @@ import ml_collections
 
 from envace_jax import (
   build,
+  components,
   experience,
   no_ops,
   process,
@@ -81,12 +82,15 @@ def _warm_start(
 ) -> State:
   """Clones the recorded attempts, both roles, good habits and bad."""
   config = setup.config.warm_start
-  tx = build.optimizer(config)
+  tx = components.optimizer(config)
   if config.workdir:
     params = restore.warm_start_of(config.workdir, setup, config.steps)
     return State(jnp.int32(config.steps), params, tx.init(params))
   step_fn = learning.make_supervised_step(
-    setup.model, tx, build.supervised_loss(setup.config, config), setup.mesh
+    setup.model,
+    tx,
+    components.supervised_loss(setup.config, config),
+    setup.mesh,
   )
 
   def advance(state: State, step: int, carry: Carry):
@@ -115,10 +119,13 @@ def _reinforce(
   start's own loss instead, on as many rows as cost the same.
   """
   config = setup.config.rl
-  tx = build.rl_optimizer(setup.config)
+  tx = components.rl_optimizer(setup.config)
   if config.objective == 'supervised':
     step_fn = learning.make_supervised_step(
-      setup.model, tx, build.supervised_loss(setup.config, config), setup.mesh
+      setup.model,
+      tx,
+      components.supervised_loss(setup.config, config),
+      setup.mesh,
     )
 
     def advance(state: State, step: int, carry: Carry):
@@ -137,7 +144,7 @@ def _reinforce(
 
 def _policy_advance(setup: build.Setup, warm: State, tx) -> Advance:
   """One rollout, and its updates."""
-  config, loss = setup.config.rl, build.policy_loss(setup.config)
+  config, loss = setup.config.rl, components.policy_loss(setup.config)
   updates = config.updates_per_rollout
   step_fn = learning.make_policy_step(setup.model, tx, loss, setup.mesh)
   reference = warm.params if loss.uses_reference else None
@@ -255,7 +262,7 @@ def _restore(
   """A phase's newest readable state and carry; None where it has not begun."""
   if saves.latest_step() is None:
     return None, {}
-  tx = build.optimizer(setup.config[phase])
+  tx = components.optimizer(setup.config[phase])
   state, meta = saves.restore(
     learning.abstract_state(setup.model, tx, setup.mesh)
   )

@@ -94,6 +94,31 @@ def get_config() -> ml_collections.ConfigDict:
 
   c.reward = ml_collections.ConfigDict()
   c.reward.success_bonus = 0.5  # share paid only for the whole checklist
+  # How verdicts come about, and what they end (`rewards.checklist.Rule`).
+  c.reward.rule = ml_collections.ConfigDict()
+  c.reward.rule.aggregation = 'last_step'  # | 'any_step' | 'all_judges'
+  c.reward.rule.precedence = 'checks_first'  # | 'judge_first'
+  c.reward.rule.unmet_requirement_ends = False  # `required_for_next_turn`
+  c.reward.rule.unanswered_turn_fails = False
+  c.reward.rule.abstain_is_fail = False  # an outage reads as a bad answer
+  c.reward.rule.tool_error_fails = False  # call items, without a judge
+  # Who decides criteria that no check can; without it they ABSTAIN.
+  c.reward.judge = ml_collections.ConfigDict()
+  c.reward.judge.base_url = ''  # OpenAI-compatible; '' = no judge
+  c.reward.judge.models = ('',)
+  c.reward.judge.num_judges = 1
+  c.reward.judge.api_key_env = ''  # name of the variable with the key
+  c.reward.judge.temperature = 0.0
+  c.reward.judge.max_tokens = 1024  # of an answer, reasoning included
+  c.reward.judge.max_chars = 24_000  # of a prompt
+  c.reward.judge.concurrency = 32  # calls in flight
+  c.reward.judge.batch_deadline_s = 1800.0  # for one train step's requests
+  c.reward.judge_attempts = ml_collections.ConfigDict()
+  c.reward.judge_attempts.max_attempts = 4
+  c.reward.judge_attempts.timeout_s = 60.0  # one attempt
+  c.reward.judge_attempts.deadline_s = 180.0  # all attempts and waits
+  c.reward.judge_attempts.backoff_s = 0.5
+  c.reward.judge_attempts.max_backoff_s = 30.0
 
   # Supervised start, both roles, from recorded attempts good and bad.
   c.warm_start = ml_collections.ConfigDict()

@@ -224,11 +224,14 @@ def test_a_budget_runs_out_between_two_calls_of_one_action(monkeypatch):
 def test_the_gate_decides_on_what_was_said(monkeypatch):
   seen = []
 
-  def gate(task, reading, turn):
-    seen.append((task.id, reading.reply, len(reading.steps), turn))
-    return reading.reply != 'bad'
+  def gate(cases):
+    seen.extend(
+      (case.task.id, case.said.reply, len(case.said.steps), case.turn)
+      for case in cases
+    )
+    return [case.said.reply != 'bad' for case in cases]
 
-  rules = alternation.Rules(allows_next_turn=gate)
+  rules = alternation.Rules(allow_next_turn=gate)
   good, bad = play(
     monkeypatch,
     ['good', call(1), 'end'],

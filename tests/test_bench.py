@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from envace_jax import bench, build, errors, types
+from envace_jax import bench, components, errors, types
 from envace_jax.model import sharding
 from envace_jax.sampling import scripted
 from experiments import base
@@ -71,7 +71,7 @@ def test_overhead_is_seconds_per_new_token(written):
 
 
 def test_scripted_policy_follows_its_script(config):
-  model = build.model(config, config.data.vocab_size)
+  model = components.model(config, config.data.vocab_size)
   works = bench.sampled_workloads(config, model, sharding.make_mesh())
   state = works['rehearse'].call()
   action, answer = [3, 7, 8, 9, 4], [10, 11, 12, 13, 14, 15, 4]
@@ -88,7 +88,7 @@ def test_scripted_policy_follows_its_script(config):
 
 
 def test_leaving_the_script_is_noticed(config, monkeypatch):
-  model = build.model(config, config.data.vocab_size)
+  model = components.model(config, config.data.vocab_size)
   follow = scripted.params
 
   def misled(model, successor):
@@ -102,7 +102,7 @@ def test_leaving_the_script_is_noticed(config, monkeypatch):
 
 def test_flops_are_those_that_xla_counts(config):
   """Of the network alone, without the causal half that is not computed."""
-  model = build.model(config, config.data.vocab_size)
+  model = components.model(config, config.data.vocab_size)
   params = scripted.params(model, {5: 6})
   length = 32
 
@@ -120,7 +120,7 @@ def test_flops_are_those_that_xla_counts(config):
 
 
 def test_more_rows_or_keys_cost_more_but_weights_are_read_once(config):
-  c = build.model(config, config.data.vocab_size).config
+  c = components.model(config, config.data.vocab_size).config
   flops, moved = bench.decode_cost(c, 2, 6, 4, 10)
   more_flops, more_moved = bench.decode_cost(c, 2, 12, 4, 10)
   np.testing.assert_allclose(more_flops[1:], 2 * flops[1:])

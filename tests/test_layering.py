@@ -24,7 +24,7 @@ LAYERS = (
   ('worlds', 'rewards'),
   ('rollout',),
   ('evaluation', 'report'),
-  ('data',),
+  ('data', 'components'),
   ('build',),
   ('restore', 'results', 'experience'),
   ('train', 'bench', 'commands', 'check', 'compare'),

@@ -22,6 +22,15 @@ from envace_jax.worlds import base as worlds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Between:
+  """An episode between two user turns."""
+
+  task: types.Task
+  said: templates.Reading
+  turn: int  # the one that has just ended
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
   """What ends an episode besides its limits."""
 
@@ -29,10 +38,8 @@ class Rules:
   # The published rule, by which a tool error ends the episode; otherwise an
   # error is an observation like any other.
   upstream_termination: bool = False
-  # (task, what was said, turn) -> whether the user speaks again; None: always.
-  allows_next_turn: (
-    Callable[[types.Task, templates.Reading, int], bool] | None
-  ) = None
+  # Which of some episodes go on to their next user turn; None: all.
+  allow_next_turn: Callable[[Sequence[Between]], list[bool]] | None = None
 
 
 def run_episodes(
@@ -109,6 +116,7 @@ class _Loop:
   def act(self, live: Sequence[int]) -> list[int]:
     """One action per live row; returns the rows that go on."""
     generations = self._session.generate(types.Role.ACT, live)
+    replied = []
     for row, said in generations.items():
       state = self.rows[row]
       state.actions += 1
@@ -123,7 +131,8 @@ class _Loop:
         elif state.actions >= self._limits.max_actions:
           state.stop = types.StopReason.MAX_ACTIONS
       else:
-        state.stop = self._next_turn(row)
+        replied.append(row)
+    self._next_turn(replied)
     return [row for row in live if self.rows[row].stop is None]
 
   def answer(self, live: Sequence[int]) -> list[int]:
@@ -159,24 +168,47 @@ class _Loop:
     elif not state.calls and not self._header(row, types.Role.ACT):
       state.stop = types.StopReason.CONTEXT_FULL
 
-  def _next_turn(self, row: int) -> types.StopReason | None:
-    """Lets the user speak again; why not, if the episode ends here."""
-    state, task = self.rows[row], self._tasks[row]
-    if state.turn >= len(task.user_turns):
-      return types.StopReason.REPLIED
-    gate = self._rules.allows_next_turn
-    if gate is not None and not gate(task, self._reading(row), state.turn):
-      return types.StopReason.REQUIREMENT_UNMET
-    if state.turn + 1 >= self._limits.max_user_turns:
-      return types.StopReason.MAX_USER_TURNS
-    if state.actions >= self._limits.max_actions:
-      return types.StopReason.MAX_ACTIONS
-    ids = self._template.user_turn(task.user_turns[state.turn])
-    state.turn += 1
-    says = self._say(row, ids, types.Author.USER)
-    if not says or not self._header(row, types.Role.ACT):
-      return types.StopReason.CONTEXT_FULL
-    return None
+  def _next_turn(self, replied: Sequence[int]) -> None:
+    """Lets the user speak again, where the script has more and may go on."""
+    more = [
+      row
+      for row in replied
+      if self.rows[row].turn < len(self._tasks[row].user_turns)
+    ]
+    for row in set(replied) - set(more):
+      self.rows[row].stop = types.StopReason.REPLIED
+    for row, allowed in zip(more, self._allowed(more), strict=True):
+      state = self.rows[row]
+      if not allowed:
+        state.stop = types.StopReason.REQUIREMENT_UNMET
+      elif state.turn + 1 >= self._limits.max_user_turns:
+        state.stop = types.StopReason.MAX_USER_TURNS
+      elif state.actions >= self._limits.max_actions:
+        state.stop = types.StopReason.MAX_ACTIONS
+      else:
+        text = self._tasks[row].user_turns[state.turn]
+        state.turn += 1
+        ids = self._template.user_turn(text)
+        says = self._say(row, ids, types.Author.USER)
+        if not says or not self._header(row, types.Role.ACT):
+          state.stop = types.StopReason.CONTEXT_FULL
+
+  def _allowed(self, rows: Sequence[int]) -> list[bool]:
+    gate = self._rules.allow_next_turn
+    if gate is None or not rows:
+      return [True] * len(rows)
+    finished = self._session.rows()
+    read = self._template.read
+    return gate(
+      [
+        Between(
+          task=self._tasks[row],
+          said=read(finished[row].tokens, finished[row].authors),
+          turn=self.rows[row].turn,
+        )
+        for row in rows
+      ]
+    )
 
   def _stop_of_action(self, said: types.Generation) -> types.StopReason | None:
     if said.finished:
@@ -233,10 +265,6 @@ class _Loop:
     self._session.extend(row, *span)
     self.rows[row].heard.append(span)
     return True
-
-  def _reading(self, row: int) -> templates.Reading:
-    finished = self._session.rows()[row]
-    return self._template.read(finished.tokens, finished.authors)
 
   def _is_fatal(self, response: worlds.Response) -> bool:
     """The published rule: a tool error, or an answer that is no JSON."""
