@@ -16,6 +16,7 @@ import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+import numpy as np
 import pytest
 import stub_endpoint
 
@@ -25,6 +26,7 @@ from envace_jax.rewards import (
   judge_cache,
   judge_endpoint,
   judge_prompt,
+  scoring,
 )
 
 PASS, FAIL, ABSTAIN = types.Verdict
@@ -426,7 +428,7 @@ def test_threads_share_a_cache_and_the_first_verdict_stays(tmp_path):
     for i in range(40):
       cache = shared if k % 2 else other
       cache.write(f'{k} {i}', PASS, model='m', reason='')
-      cache.write('same', FAIL if k else FAIL, model='m', reason='')
+      cache.write('same', FAIL, model='m', reason='')
 
   threads = [threading.Thread(target=write, args=(k,)) for k in range(4)]
   for thread in threads:
@@ -629,3 +631,33 @@ def test_wrong_set_ups_are_refused_early(monkeypatch):
   monkeypatch.setattr(builtins, '__import__', without_client)
   with pytest.raises(errors.UserError, match=r"pip install 'envace_jax\[judge"):
     judge_endpoint.EndpointJudge(endpoint())
+
+
+def test_a_rollouts_question_is_not_paid_again_by_the_score(make_judge):
+  criterion = dataclasses.replace(CRITERION, required_for_next_turn=True)
+  later = dataclasses.replace(CRITERION, id='d', turn=1)
+  task = types.Task(
+    id='t',
+    instruction='first',
+    tools=[],
+    checklist=[criterion, later],
+    user_turns=['second'],
+  )
+  so_far = types.Episode(
+    task_id='t',
+    group=0,
+    sample_index=0,
+    tokens=np.zeros(0, np.int32),
+    authors=np.zeros(0, np.int8),
+    logprobs=np.zeros(0, np.float32),
+    steps=[],
+    reply='one',
+    stop_reason=types.StopReason.REPLIED,
+  )
+  episode = dataclasses.replace(so_far, reply='two', turn_replies=['one'])
+  with stub_endpoint.StubEndpoint() as stub:
+    judge = make_judge(stub)
+    assert scoring.allows_next_turn(task, so_far, 0, judge)
+    (score,) = scoring.score_episodes([task], [episode], judge)
+    assert score.reward == 1.0
+    assert len(stub.bodies) == 2

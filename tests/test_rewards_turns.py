@@ -386,6 +386,9 @@ def test_next_turn(script, ours, published):
       assert allowed is scoring.allows_next_turn(
         TASK, episode, 0, ScriptedJudge(script), rule=rule
       )
+  fake = ScriptedJudge()
+  assert scoring.allows_next_turn(TASK, so_far, 0, fake)
+  assert {r.criterion.id for r in fake.asked} == {'A'}  # what it may depend on
   assert scoring.allow_next_turn(
     [TASK] * 2, [so_far, _episode()], [0, 1], ScriptedJudge({'A': FAIL})
   ) == [False, True]
