@@ -52,6 +52,7 @@ EXTRAS = {
   # them with `pip install --no-deps`. PyPI's `tau2` is another project.
   'envs': ['mcp>=1.9'],
   'serve': ['fastapi>=0.115', 'uvicorn>=0.34', 'openai>=1.70'],
+  'parquet': ['pyarrow>=17'],
   'viz': ['matplotlib>=3.9'],
   'tpu': ['jax[tpu]'],
   'cuda': ['jax[cuda13]'],
@@ -66,6 +67,7 @@ EXTRAS = {
     'nbformat>=5.10',
     'nbclient>=0.10',
     'ipykernel>=6',
+    'pyarrow>=17',
   ],
 }
 
