@@ -57,7 +57,12 @@ def write(path: epath.PathLike, samples: Sequence[types.Json]) -> None:
   if suffix == '.parquet':
     arrow, parquet = _pyarrow(path)
     buffer = io.BytesIO()
-    parquet.write_table(arrow.Table.from_pylist(list(samples)), buffer)
+    try:
+      parquet.write_table(arrow.Table.from_pylist(list(samples)), buffer)
+    except arrow.ArrowException as error:
+      raise errors.UserError(
+        f'{path}: Parquet has one type a field; write check as JSON: {error}'
+      ) from error
     epath.Path(path).write_bytes(buffer.getvalue())
     return
   lines = [json.dumps(sample, ensure_ascii=False) for sample in samples]
