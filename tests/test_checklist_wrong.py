@@ -13,7 +13,6 @@ from envace_jax.envs import (
   checklist_schema,
 )
 
-
 set_at, in_extra = published.set_at, published.in_extra
 in_item, VARIANTS = published.in_item, published.VARIANTS
 
