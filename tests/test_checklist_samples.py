@@ -41,6 +41,7 @@ def test_a_published_sample_means_this():
   assert first.pass_condition == 'It is so.'
   assert first.failure_examples == ('It is not.',)
   assert json.loads(first.evidence)[0]['snippet'] == '"celsius": 20'
+  assert task.checklist[1].evidence == ''
   hall, attic = demonstration.steps
   assert task.records == (
     types.Record(

@@ -100,6 +100,11 @@ WRONG = {
     'schema',
     f'{HEAT}.weight',
   ),
+  'huge weight': (
+    in_item(0, 1, 'weight', 10**400),
+    'schema',
+    f'{HEAT}.weight',
+  ),
   'surrogate': (
     in_extra('messages', 1, 'content', 'a\ud800'),
     'json',

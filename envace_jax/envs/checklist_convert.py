@@ -158,7 +158,7 @@ def _checklist(turns: Sequence) -> tuple[tuple[types.Criterion, ...], str]:
     if len(set(ids)) < len(ids):
       raise schema.Invalid('checklist', field, f'ids repeat: {ids}')
     total = math.fsum(item['weight'] for item in items)
-    if items and not 0 < total < math.inf:  # false for NaN as well
+    if items and not total > 0:  # also NaN
       raise schema.Invalid('checklist', field, f'weights sum to {total}')
     scale = 1.0
     if items and abs(total - 1) > _WEIGHT_TOLERANCE:

@@ -96,6 +96,7 @@ _ITEM = _object(
     'weight': {
       'type': 'number',
       'minimum': 0,
+      'maximum': 1e6,
       'description': 'those of a turn sum to 1',
     },
   },
