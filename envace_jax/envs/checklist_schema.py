@@ -212,7 +212,8 @@ def decoded(text: str, field: str, reason: str) -> object:
     value = records.parse_json(text)
   except ValueError as error:
     raise Invalid(reason, field, f'no JSON: {error}') from error
-  refuse_unencodable(value, field)
+  if '\\u' in text:  # nothing else can spell what the text itself has not
+    refuse_unencodable(value, field)
   return value
 
 
