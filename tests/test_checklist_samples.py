@@ -293,6 +293,16 @@ def test_markers_in_user_text_stay_text():
   assert text.count(hostile) == 2
 
 
+def test_a_reference_dialogue_is_a_row_that_reads_back():
+  loaded = published.load(published.sample(), strict=True)
+  (demonstration,) = loaded.demonstrations
+  forms = template.Template(tokenizer.ByteTokenizer(), parallel=True)
+  reading = forms.read(*forms.demonstration(demonstration))
+  assert reading.steps == demonstration.steps
+  assert reading.turn_replies == demonstration.turn_replies
+  assert reading.reply == demonstration.reply
+
+
 @pytest.fixture(scope='module')
 def desk_made():
   """(config, tasks of all splits, their samples)."""
