@@ -53,6 +53,7 @@ EXTRAS = {
   'envs': ['mcp>=1.9'],
   'serve': ['fastapi>=0.115', 'uvicorn>=0.34', 'openai>=1.70'],
   'judge': ['openai>=1.70'],
+  'parquet': ['pyarrow>=17'],
   'viz': ['matplotlib>=3.9'],
   'tpu': ['jax[tpu]'],
   'cuda': ['jax[cuda13]'],
@@ -68,6 +69,7 @@ EXTRAS = {
     'nbclient>=0.10',
     'ipykernel>=6',
     'openai>=1.70',
+    'pyarrow>=17',
   ],
 }
 

@@ -99,7 +99,8 @@ class Criterion:
   check: Json
   turn: int = 0  # the user turn it judges, from 0
   weight: float = 1.0
-  focus_on: str = 'reply'  # 'tool_calls' | 'tool.content' | 'reply' | 'state'
+  # 'tool_calls' | 'tool.content' | 'thinking' | 'reply' | 'state'
+  focus_on: str = 'reply'
   required: bool = True  # success needs every required criterion to PASS
   required_for_next_turn: bool = False
   pass_condition: str = ''

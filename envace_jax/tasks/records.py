@@ -48,7 +48,9 @@ _CRITERION = _object(
   {
     'turn': _INDEX,
     'weight': {'type': 'number', 'minimum': 0, 'maximum': 1e6},
-    'focus_on': {'enum': ['tool_calls', 'tool.content', 'reply', 'state']},
+    'focus_on': {
+      'enum': ['tool_calls', 'tool.content', 'thinking', 'reply', 'state']
+    },
     'required': {'type': 'boolean'},
     'required_for_next_turn': {'type': 'boolean'},
     'pass_condition': _TEXT,
