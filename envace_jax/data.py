@@ -14,7 +14,13 @@ import ml_collections
 
 from envace_jax import errors, progress, types
 from envace_jax.envs import base as envs
-from envace_jax.envs import desk, desk_data, desk_demos, desk_tasks
+from envace_jax.envs import (
+  desk,
+  desk_data,
+  desk_demos,
+  desk_samples,
+  desk_tasks,
+)
 from envace_jax.rewards import checklist
 from envace_jax.tasks import dataset
 from envace_jax.text import template as templates
@@ -154,6 +160,8 @@ def _generate(config) -> dict[str, Sequence]:
   }
   with progress.bar('data: tasks and demonstrations', 2, unit='part') as bar:
     made = desk_tasks.make_tasks(world, counts, c.world_seed)
+    if c.records:
+      made['train'] = desk_samples.grounded(made['train'], world)
     bar.advance()
     demonstrations = desk_demos.make_demonstrations(
       world,

@@ -59,8 +59,8 @@ def _worlds(rollout) -> list[str]:
   found = []
   if rollout.view == 'joint':
     found.append(
-      'prompt.rehearse.*, rollout.rehearse_prompt_tokens: only for '
-      "rollout.view='split'"
+      'prompt.rehearse.*, rollout.rehearse_prompt_tokens, data.records: only '
+      "for rollout.view='split'"
     )
   if rollout.world != 'simulator':
     found.append(

@@ -29,6 +29,7 @@ def get_config() -> ml_collections.ConfigDict:
   c.data.habits.dither = 0.08  # expert, with a superfluous look
   c.data.habits.slip = 0.10  # expert, after one wrong identifier
   c.data.notes_fraction = 0.3  # demonstrations with rehearsal notes
+  c.data.records = False  # training tasks carry their executed oracle plan
   c.data.vocab_size = 768  # cap, 256 byte pieces included
   c.data.jsonl_tasks = ''  # world='jsonl': files with {split} in the name
   c.data.jsonl_demonstrations = ''

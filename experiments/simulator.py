@@ -1,0 +1,21 @@
+"""The policy trained against a frozen simulator: its own warm start.
+
+  envace train --config experiments/simulator.py --workdir runs/simulator
+
+`--config.rollout.simulator_workdir=runs/other` takes the policy of another run
+instead, which must share the tokenizer and the architecture.
+"""
+
+from experiments import quickstart
+
+
+def get_config():
+  c = quickstart.get_config()
+  c.rollout.world, c.rollout.mode = 'simulator', 'host'
+  return c
+
+
+def sweep(add):
+  """Five seeds."""
+  for seed in range(5):
+    add({'seed': seed})
