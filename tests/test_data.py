@@ -1,5 +1,6 @@
 """A run's data: made once, read again, or the user's own."""
 
+import contextlib
 import dataclasses
 import pathlib
 
@@ -72,6 +73,24 @@ def test_the_runs_seed_does_not_change_the_data(prepared, tmp_path):
   config = tiny()
   config.seed = 7
   assert_same(prepared[0], data.prepare(config, tmp_path))
+
+
+def test_records_ground_training_tasks_alone(prepared, tmp_path):
+  grounded = data.prepare(tiny(records=True), tmp_path)
+  with contextlib.closing(grounded.make_environment()) as environment:
+    for task, plain in zip(
+      grounded.tasks['train'], prepared[0].tasks['train'], strict=True
+    ):
+      assert dataclasses.replace(task, records=()) == plain
+      assert [record.call for record in task.records] == [*task.plan]
+      environment.reset(task)
+      for record in task.records:
+        assert environment.call(record.call).text == record.observation_text
+  assert not any(
+    task.records
+    for split in ('dev', 'test_iid', 'test_ood')
+    for task in grounded.tasks[split]
+  )
 
 
 def test_splits_share_no_task(prepared):
