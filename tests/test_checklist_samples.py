@@ -162,6 +162,19 @@ def test_files_are_refused_by_name(tmp_path, monkeypatch):
   assert "pip install 'envace_jax[parquet]'" in message
 
 
+def test_files_are_read_under_the_same_options(tmp_path):
+  path = tmp_path / 'samples.json'
+  checklist_files.write(path, [published.sample(), {}])
+
+  def validate(task):
+    raise ValueError('never')
+
+  loaded = checklist_samples.load([path], validate=validate)
+  assert loaded.dropped == {'refused': 1, 'schema': 1}
+  with pytest.raises(errors.UserError, match='row 1: sample: '):
+    checklist_samples.load([path], strict=True)
+
+
 def test_bad_lines_do_not_spoil_a_file(tmp_path):
   path = tmp_path / 'samples.jsonl'
   good = json.dumps(published.sample()).encode()
@@ -238,7 +251,9 @@ def test_weights_are_normalised_per_turn_and_counted():
 
 def test_thirds_need_no_repair():
   sample = published.sample()
-  thirds = [published.item(f'C{i}', 'tool.content', 1 / 3) for i in range(3)]
+  thirds = [
+    published.item(f'C{i}', 'tool.content', 0.3333333) for i in range(3)
+  ]
   published.in_item(0, thirds)(sample)
   assert not published.load(sample, strict=True).repaired
 
