@@ -16,7 +16,6 @@ import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-import numpy as np
 import pytest
 import stub_endpoint
 
@@ -647,14 +646,14 @@ def test_a_rollouts_question_is_not_paid_again_by_the_score(make_judge):
     task_id='t',
     group=0,
     sample_index=0,
-    tokens=np.zeros(0, np.int32),
-    authors=np.zeros(0, np.int8),
-    logprobs=np.zeros(0, np.float32),
+    rows=(),
     steps=[],
     reply='one',
     stop_reason=types.StopReason.REPLIED,
   )
-  episode = dataclasses.replace(so_far, reply='two', turn_replies=['one'])
+  episode = dataclasses.replace(
+    so_far, reply='two', turn_replies=['one'], num_turns=2
+  )
   with stub_endpoint.StubEndpoint() as stub:
     judge = make_judge(stub)
     assert scoring.allows_next_turn(task, so_far, 0, judge)
