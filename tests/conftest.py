@@ -29,6 +29,11 @@ TINY = config_lib.TransformerConfig(
 )
 
 
+def pytest_collection_modifyitems(items):
+  """Whole runs first: a file stays on one worker, and theirs is the longest."""
+  items.sort(key=lambda item: item.path.stem != 'test_train')
+
+
 @pytest.fixture(scope='session')
 def make_model():
   """Builds (model, params, config): the tiny config with some changes.

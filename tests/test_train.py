@@ -50,16 +50,9 @@ KILLS = (8, 16)
 
 
 @pytest.fixture(scope='module')
-def shared(tmp_path_factory):
-  """A directory that all workers of this test session see."""
-  base = tmp_path_factory.getbasetemp()
-  return base.parent if 'PYTEST_XDIST_WORKER' in os.environ else base
-
-
-@pytest.fixture(scope='module')
-def environment(shared):
+def environment(tmp_path_factory):
   """One compile cache for all runs of this module."""
-  cache = shared / 'compile_cache'
+  cache = tmp_path_factory.mktemp('compile_cache')
   return os.environ | {
     'JAX_COMPILATION_CACHE_DIR': str(cache),
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
@@ -96,24 +89,9 @@ def wait_for_step(process, workdir, step):
 
 
 @pytest.fixture(scope='module')
-def unbroken(shared, environment):
-  """One run that nothing stopped; the first worker to come makes it."""
-  workdir, lock = shared / 'unbroken', shared / 'unbroken.lock'
-  try:
-    lock.mkdir()
-  except FileExistsError:
-    deadline = time.monotonic() + 500
-    while not (lock / 'done').exists():
-      assert not (lock / 'failed').exists(), 'another worker could not make it'
-      assert time.monotonic() < deadline, 'another worker is still at it'
-      time.sleep(0.5)
-    return workdir
-  try:
-    finish(start(workdir, environment))
-  except BaseException:
-    (lock / 'failed').touch()
-    raise
-  (lock / 'done').touch()
+def unbroken(tmp_path_factory, environment):
+  workdir = tmp_path_factory.mktemp('runs') / 'unbroken'
+  finish(start(workdir, environment))
   return workdir
 
 
@@ -169,6 +147,7 @@ def test_a_killed_run_equals_an_unbroken_one(unbroken, environment, tmp_path):
   assert_equal_runs(unbroken, workdir)
 
 
+@pytest.mark.nightly
 def test_a_killed_run_with_reuse_and_dynamic_sampling_resumes_exactly(
   environment, tmp_path
 ):
@@ -205,7 +184,13 @@ def test_sigterm_saves_and_exits_cleanly(unbroken, environment, tmp_path):
 
 
 @pytest.mark.parametrize(
-  'world', ['real', 'simulator', 'null', 'rehearsal', 'split']
+  'world',
+  [
+    *(pytest.param(w, marks=pytest.mark.nightly) for w in ('real', 'null')),
+    'simulator',
+    'rehearsal',
+    'split',
+  ],
 )
 def test_every_world_trains_from_a_borrowed_warm_start(
   world, unbroken, environment, tmp_path
