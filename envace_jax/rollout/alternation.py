@@ -272,9 +272,7 @@ class _Loop:
     if text is None:
       text = self._template.observation_text(response.generation.ids)
     parsed = tool_calls.parse_observation(text)
-    return isinstance(parsed, types.ParseError) or (
-      tool_calls.reports_error(text)
-    )
+    return isinstance(parsed, types.ParseError) or tool_calls.is_error(parsed)
 
 
 def _all(ids: np.ndarray, author: types.Author) -> np.ndarray:

@@ -143,7 +143,11 @@ def parse_observation(text: str) -> types.Json | list | types.ParseError:
 
 def reports_error(text: str) -> bool:
   """Whether an observation is an object that says that the call failed."""
-  value = parse_observation(text)
+  return is_error(parse_observation(text))
+
+
+def is_error(value: Any) -> bool:
+  """Whether a parsed observation says that the call failed."""
   return isinstance(value, dict) and not ERROR_KEYS.isdisjoint(value)
 
 

@@ -61,7 +61,7 @@ def answer_fault(
     return 'SIMULATOR_JSON_DECODE_ERROR', f'{value.kind}: {value.detail}'
   if value == {}:
     return 'INVALID_EXECUTION_RESULT_TYPE', 'an empty object'
-  if tool_calls.reports_error(text):
+  if tool_calls.is_error(value):
     return None
   function = _function(tools, action.name) or {}
   reason = _breach(value, function.get('returns'))
