@@ -64,7 +64,7 @@ def _borrowed(setup: build.Setup, name: str) -> dict | None:
     for config in (setup.config, workdirs.load_config(str(source)))
   )
   if not file.exists() or any(
-    mine[key] != theirs[key]
+    mine[key] != theirs.get(key)  # which an older run may lack
     for key in mine
     if key.startswith(('seed', 'data.', 'prompt.', 'model.'))
     or key == 'evaluation.samples'
