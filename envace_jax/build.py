@@ -26,7 +26,6 @@ from envace_jax.worlds import answers, checked, own_row, real, rehearsal
 from envace_jax.worlds import base as worlds
 
 JUDGE_CACHE_FILE = 'judge.sqlite'
-NULL_OBSERVATION = '{"status": "ok"}'
 
 
 class Setup:
@@ -69,6 +68,7 @@ class Setup:
         determinable=desk.determinable,
       ),
       rehearsed_world=lambda params: self.rehearsed_world(params, 0),
+      on_device=config.rollout.mode == 'on_device',
       rows=config.evaluation.batch_tasks * config.evaluation.samples,
       notes_prompt_tokens=config.rollout.notes_prompt_tokens,
       key=keys.stream(config.seed, 'evaluation', 0),
@@ -140,18 +140,17 @@ class Setup:
     if world == 'real':
       return real.RealWorld(self.data.make_environment)
     if world == 'null':
-      return real.NullWorld(NULL_OBSERVATION)
+      return real.NullWorld()
     if world == 'simulator':
       return self._own_row_world(simulator_params, step, trained=False)
+    if self.config.rollout.mode == 'on_device':
+      return None
     return self.rehearsed_world(params, step)
 
-  def rehearsed_world(self, params, step: int) -> worlds.World | None:
-    """The policy's own world; None: in ACT's row, on the device."""
-    rollout = self.config.rollout
-    if rollout.view == 'split':
+  def rehearsed_world(self, params, step: int) -> worlds.World:
+    """The policy's own world, driven by the host."""
+    if self.config.rollout.view == 'split':
       return self._own_row_world(params, step, trained=True)
-    if rollout.mode == 'on_device':
-      return None
     return self._checked(rehearsal.RehearsedWorld(self._answers()))
 
   def _answers(self) -> answers.Answers:

@@ -9,7 +9,8 @@ import rich.console
 import rich.text
 
 from envace_jax import build, errors, restore, results, types, workdirs
-from envace_jax.evaluation import replay
+from envace_jax.evaluation import private, replay
+from envace_jax.evaluation import runner as runners
 from envace_jax.text import template as templates
 
 _STYLES = {
@@ -44,6 +45,37 @@ def load(workdir: str) -> Trained:
   return Trained(setup=setup, params=params, phase=phase, step=step)
 
 
+def study_private_rehearsal(workdir: str) -> int:
+  """Measures private rehearsal in full, before and after, and prints it.
+
+  Raises:
+    UserError: the run is not finished, or has split views.
+  """
+  trained = load(workdir)
+  setup = trained.setup
+  if setup.config.rollout.view == 'split':
+    raise errors.UserError(
+      f'{workdir} has split views, and rehearsal before each action is made in '
+      "ACT's own row; give a run with rollout.view='joint'"
+    )
+  if not setup.private.rule.attempts:
+    raise errors.UserError(f'{workdir} has private.attempts=0; set at least 1')
+  measured = results.study_private_rehearsal(
+    setup,
+    {
+      'warm_start': restore.warm_start_of(
+        setup.config.warm_start.workdir or workdir,
+        setup,
+        setup.config.warm_start.steps,
+      ),
+      'after': trained.params,
+    },
+    pathlib.Path(workdir),
+  )
+  sys.stdout.write(json.dumps(measured, indent=1) + '\n')
+  return 0
+
+
 def evaluate(workdir: str) -> int:
   """Measures the newest checkpoint on the test tasks and prints it."""
   trained = load(workdir)
@@ -59,11 +91,7 @@ def evaluate(workdir: str) -> int:
 def rehearse(workdir: str, split: str, index: int) -> int:
   """Shows one rehearsed episode, coloured by author, and what is real."""
   trained = load(workdir)
-  tasks = trained.setup.data.tasks
-  if split not in tasks or index >= len(tasks[split]):
-    sizes = {name: len(tasks[name]) for name in tasks}
-    raise errors.UserError(f'no task {index} in {split!r}; there are {sizes}')
-  task = tasks[split][index]
+  task = _task(trained, split, index)
   episode = trained.setup.runner.rehearsed(
     trained.params, [task], stream=5, samples=1
   )[0]
@@ -81,6 +109,58 @@ def rehearse(workdir: str, split: str, index: int) -> int:
     )
   console.print(rich.text.Text(f'ended: {episode.stop_reason.value}', 'dim'))
   return 0
+
+
+def rehearse_privately(workdir: str, split: str, index: int) -> int:
+  """Shows a task's private rehearsals, their memory, and what came of it.
+
+  The one committed execution is greedy, in the real world.
+  """
+  trained = load(workdir)
+  task = _task(trained, split, index)
+  runner, settings = trained.setup.runner, trained.setup.private
+  rehearsed = private.rehearse(
+    runner,
+    [task],
+    settings.rule,
+    settings,
+    private.own_world(runner, trained.params),
+  )
+  console = rich.console.Console()
+  template = trained.setup.data.template
+  for number, episode in enumerate(rehearsed.attempts[0], 1):
+    console.rule(f'rehearsal {number}: {episode.stop_reason.value}')
+    console.print(coloured(template, episode))
+  notes = rehearsed.notes()
+  console.rule('memory')
+  console.print(rich.text.Text(notes[0] or '(empty)'))
+  episodes = runner.real(
+    trained.params,
+    [task],
+    stream=private.COMMITTED,
+    manner=runners.Manner(temperature=0.0, notes=notes),
+  )
+  console.rule('committed, in the real world')
+  console.print(coloured(template, episodes[0]))
+  [(_, succeeded)] = trained.setup.evaluator.judge([task], episodes)
+  console.print(
+    rich.text.Text(
+      f'ended: {episodes[0].stop_reason.value}, '
+      f'{"success" if succeeded else "failure"}, '
+      f'{episodes[0].real_calls} real calls, '
+      f'{rehearsed.sampled_tokens} tokens rehearsed',
+      'dim',
+    )
+  )
+  return 0
+
+
+def _task(trained: Trained, split: str, index: int) -> types.Task:
+  tasks = trained.setup.data.tasks
+  if split not in tasks or index >= len(tasks[split]):
+    sizes = {name: len(tasks[name]) for name in tasks}
+    raise errors.UserError(f'no task {index} in {split!r}; there are {sizes}')
+  return tasks[split][index]
 
 
 def coloured(

@@ -11,7 +11,7 @@ one number, and its interval a paired t over seeds.
 """
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
 import json
@@ -55,6 +55,7 @@ class Run:
   before: Mapping[str, Outcomes]  # by table
   after: Mapping[str, Outcomes]
   measured: tuple[dict, dict]  # evaluations/*.json, before and after
+  private: Sequence[dict] = ()  # lines of `evaluate --private`, where made
 
 
 def run(directory: str) -> int:
@@ -90,6 +91,7 @@ def run(directory: str) -> int:
   for arm, seeds in arms.items():
     records += _measures(arm, list(seeds.values()), console)
     records += _private(arm, list(seeds.values()), console)
+    records += _private_study(arm, list(seeds.values()), console)
   sys.stdout.write(json.dumps(records, indent=1) + '\n')
   return 0
 
@@ -170,6 +172,59 @@ def _private(arm: str, runs: list[Run], console) -> list[dict]:
   return records
 
 
+def _private_study(arm: str, runs: list[Run], console) -> list[dict]:
+  """Every line of `envace evaluate --private` against the executor's plain."""
+  shown = rich.table.Table(title=f'{arm}: private rehearsal in full')
+  for column in (
+    'executor', 'line', 'calls', 'seeds', 'success', 'minus plain', 'p',
+    'real calls', 'tokens', 's / task',
+  ):  # fmt: skip
+    shown.add_column(column)
+  by_line = collections.defaultdict(list)
+  for run in runs:
+    plain = {
+      (line['executor'], at['cap']): at['success']['mean']
+      for line in run.private
+      if line['arm'] == 'plain'
+      for at in line['by_cap']
+    }
+    for line in run.private:
+      for at in line['by_cap']:
+        where = line['executor'], at['cap']
+        key = line['executor'], _line_name(line), at['cap']
+        rate = at['success']['mean']
+        by_line[key].append((line, rate, rate - plain[where]))
+  records = []
+  for (executor, name, cap), found in by_line.items():
+    change = _over_seeds([difference for _, _, difference in found])
+    mean = lambda key, found=found: np.mean([line[key] for line, *_ in found])
+    success = np.mean([rate for _, rate, _ in found])
+    tokens = mean('rehearsed_tokens') + mean('committed_tokens')
+    shown.add_row(
+      executor, name, str(cap), str(len(found)), f'{success:.3f}',
+      *_text(change), f'{mean("real_calls"):.2f}', f'{tokens:.0f}',
+      f'{mean("seconds"):.2f}',
+    )  # fmt: skip
+    records.append(
+      {'table': f'private in full/{cap}', 'arm': f'{arm}, {executor}, {name}',
+       'against': 'plain', 'success': success} | change
+    )  # fmt: skip
+  if records:
+    console.print(shown)
+  return records
+
+
+def _line_name(line: Mapping) -> str:
+  """What tells the lines of one executor apart."""
+  if 'rehearser' not in line:
+    return line['arm']
+  who = 'itself' if line['rehearser'] == line['executor'] else line['rehearser']
+  return (
+    f'{line["arm"]}: {line["attempts"]} by {who}, {line["mode"]}, '
+    f'{line["memory"]}'
+  )
+
+
 def _over_seeds(differences: list[float]) -> dict:
   """Mean over seeds, its t interval and the exact sign-flip p."""
   interval, _ = intervals.paired_t(differences)
@@ -219,13 +274,17 @@ def load(directory: pathlib.Path) -> list[Run]:
     if missing := [str(path) for path in files if not path.exists()]:
       logging.warning('%s is left out: no %s', workdir, ', '.join(missing))
       continue
-    found.append((config, *(json.loads(path.read_text()) for path in files)))
+    study = workdir / workdirs.PRIVATE_STUDY_FILE
+    lines = json.loads(study.read_text())['lines'] if study.exists() else ()
+    found.append(
+      (config, *(json.loads(path.read_text()) for path in files), lines)
+    )
   if not found:
     raise errors.UserError(
       f'{directory} holds no finished run (evaluations/after.json); '
       'give the directory of a sweep'
     )
-  flats = [workdirs.flat(config) for config, _, _ in found]
+  flats = [workdirs.flat(config) for config, *_ in found]
   varied = sorted(
     key
     for key in set().union(*flats)
@@ -233,7 +292,7 @@ def load(directory: pathlib.Path) -> list[Run]:
     and len({repr(flat.get(key)) for flat in flats}) > 1
   )
   runs = []
-  for (config, before, after), flat in zip(found, flats, strict=True):
+  for (config, before, after, lines), flat in zip(found, flats, strict=True):
     arm = ', '.join(f'{key}={flat.get(key)}' for key in varied) or 'the run'
     runs.append(
       Run(
@@ -242,6 +301,7 @@ def load(directory: pathlib.Path) -> list[Run]:
         before=_outcomes(before),
         after=_outcomes(after),
         measured=(before, after),
+        private=lines,
       )
     )
   return sorted(runs, key=lambda one: (one.arm, one.seed))

@@ -14,6 +14,7 @@ from envace_jax.learning import step as learning
 from envace_jax.model import config as model_config
 from envace_jax.model import sharding, transformer
 from envace_jax.rewards import checklist, judge_attempts, judge_endpoint
+from envace_jax.rollout import per_action, private_rehearsal
 from envace_jax.sampling import generator, samplers
 
 WORLDS = ('rehearsal', 'real', 'simulator', 'null')
@@ -32,6 +33,10 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _one_of('rl.normalizer', rl.normalizer, ('token', 'role_token', 'row'))
   _one_of('rl.surrogate', rl.surrogate, _values(surrogates.Surrogate))
   _one_of('rl.kl_estimator', rl.kl_estimator, _values(kl.KLEstimator))
+  _one_of('private.mode', config.private.mode, _values(private_rehearsal.Mode))
+  _one_of(
+    'private.memory', config.private.memory, _values(private_rehearsal.Memory)
+  )
   _validate_reuse(rl)
   if rollout.mode == 'on_device' and rollout.world != 'rehearsal':
     raise errors.UserError(
@@ -94,6 +99,13 @@ def validate(config: ml_collections.ConfigDict) -> None:
     phase, key = name.split('.')
     if config[phase][key] < 0:
       raise errors.UserError(f'{name} must not be negative')
+  if config.private.memory == 'written' and not (
+    config.data.reflections or config.data.world == 'jsonl'
+  ):
+    raise errors.UserError(
+      "private.memory='written' needs a policy that was taught to assess its "
+      'attempts; set data.reflections above 0'
+    )
   try:  # what the components themselves refuse
     sharding.make_mesh(**config.mesh.to_dict())
     decoder(config, model(config, config.data.vocab_size), stop_id=0)
@@ -170,7 +182,19 @@ def decoder(
 
 
 def private_settings(config: ml_collections.ConfigDict) -> private.Settings:
-  return private.Settings(**config.private.to_dict())
+  options = config.private.to_dict()
+  rule = private_rehearsal.Rule(
+    attempts=options.pop('attempts'),
+    mode=private_rehearsal.Mode(options.pop('mode')),
+    memory=private_rehearsal.Memory(options.pop('memory')),
+    max_notes=options.pop('max_notes'),
+  )
+  action = per_action.Settings(
+    candidates=options.pop('candidates'),
+    answers=options.pop('answers'),
+    uncertainty_weight=options.pop('uncertainty_weight'),
+  )
+  return private.Settings(**options, rule=rule, action=action)
 
 
 def optimizer(phase: ml_collections.ConfigDict, *, updates_per_step: int = 1):

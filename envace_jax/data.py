@@ -18,6 +18,7 @@ from envace_jax.envs import (
   desk,
   desk_data,
   desk_demos,
+  desk_reflections,
   desk_samples,
   desk_tasks,
 )
@@ -170,6 +171,9 @@ def _generate(config) -> dict[str, Sequence]:
       habits=c.habits.to_dict(),
       notes_fraction=c.notes_fraction,
       seed=c.world_seed,
+    )
+    demonstrations = desk_reflections.reflect(
+      world, made['train'], demonstrations, c.reflections, seed=c.world_seed
     )
     bar.advance()
   return {**made, _DEMONSTRATIONS: demonstrations}

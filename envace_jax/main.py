@@ -4,6 +4,7 @@
   envace check    --config experiments/quickstart.py --config.rl.steps=3
   envace evaluate --workdir runs/a
   envace rehearse --workdir runs/a --index 3
+  envace evaluate --workdir runs/a --private
   envace compare  --workdir runs/sweep
   envace bench    --config experiments/quickstart.py --json bench.json
 
@@ -37,6 +38,11 @@ _SPLIT = flags.DEFINE_string(
 )
 _INDEX = flags.DEFINE_integer(
   'index', 0, 'rehearse: which task.', lower_bound=0
+)
+_PRIVATE = flags.DEFINE_bool(
+  'private',
+  False,
+  'evaluate, rehearse: rehearse privately, then commit one real execution.',
 )
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed', False, 'Call jax.distributed.initialize() first (pods).'
@@ -117,8 +123,13 @@ def _run(command: str) -> int:
     from envace_jax import commands
 
     if command == 'evaluate':
+      if _PRIVATE.value:
+        return commands.study_private_rehearsal(_workdir())
       return commands.evaluate(_workdir())
-    return commands.rehearse(_workdir(), _SPLIT.value, _INDEX.value)
+    show = commands.rehearse
+    if _PRIVATE.value:
+      show = commands.rehearse_privately
+    return show(_workdir(), _SPLIT.value, _INDEX.value)
   except process.Stopped as stopped:
     sys.stderr.write(f'envace: {stopped}; the same command goes on\n')
     return 0

@@ -38,6 +38,7 @@ def find(config: ml_collections.ConfigDict) -> list[str]:
   else:
     found.append("data.jsonl_*: only for data.world='jsonl'")
   found += _worlds(rollout)
+  found += _private(config)
   for role in ('act', 'rehearse'):
     if rollout[role].temperature == 0:
       found.append(f'rollout.{role}.top_k, .top_p: greedy')
@@ -52,6 +53,18 @@ def _rewards(reward) -> list[str]:
     'reward.judge.*, reward.judge_attempts.*, reward.rule.aggregation, '
     ".precedence, .tool_error_fails: reward.judge.base_url='', nobody judges"
   ]
+
+
+def _private(config) -> list[str]:
+  """What concerns rehearsals that are not made, or nothing said of them."""
+  found = []
+  if config.private.attempts == 0:
+    found.append('private.*: private.attempts=0, nothing is rehearsed')
+  elif config.private.memory == 'agreed':
+    found.append("private.max_reflection_tokens: private.memory='agreed'")
+  if config.data.reflections and config.private.memory == 'agreed':
+    found.append("data.reflections: only read for private.memory='written'")
+  return found
 
 
 def _worlds(rollout) -> list[str]:

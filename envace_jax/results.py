@@ -1,14 +1,16 @@
 """What a run leaves for a person: evaluations, summary, transcripts, report."""
 
+from collections.abc import Mapping
 import json
 import pathlib
 
+from absl import logging
 import jax
 
 from envace_jax import build, progress, types, workdirs
 from envace_jax import metrics as metric_files
 from envace_jax.evaluation import evaluator as evaluators
-from envace_jax.evaluation import private, replay
+from envace_jax.evaluation import private, private_study, replay
 from envace_jax.report import page, transcripts
 from envace_jax.report import summary as summaries
 from envace_jax.rewards import checklist
@@ -28,7 +30,7 @@ def measure(setup: build.Setup, params, path: pathlib.Path, name: str) -> dict:
   borrowed = _borrowed(setup, name)
   if borrowed is not None:
     return borrowed
-  made_private = setup.config.private.attempts > 0
+  made_private = setup.private.rule.attempts > 0
   setup.evaluator.real_calls = 0
   with progress.bar(f'measuring {name.replace("_", " ")}', 2) as bar:
     measured = setup.evaluator.held_out(params)
@@ -47,6 +49,35 @@ def measure(setup: build.Setup, params, path: pathlib.Path, name: str) -> dict:
   measured['real_calls'] = setup.evaluator.real_calls
   if name == 'after':
     write_transcripts(setup, params, path)
+  if jax.process_index() == 0:
+    workdirs.write_json(file, measured)
+  return measured
+
+
+def study_private_rehearsal(
+  setup: build.Setup, policies: Mapping, path: pathlib.Path
+) -> dict:
+  """Private rehearsal in full; read back if already there.
+
+  `policies` maps names to parameters: rehearsers and executors both.
+  """
+  file = path / workdirs.PRIVATE_STUDY_FILE
+  if file.exists():
+    return json.loads(file.read_text())
+  setup.evaluator.real_calls = 0
+  study = private_study.Study(
+    setup.evaluator,
+    setup.runner,
+    setup.data.tasks,
+    policies,
+    setup.private,
+    log=lambda line: logging.info('private rehearsal: %s', line),
+  )
+  measured = {
+    'lines': study.lines(),
+    'self_evaluations': study.self_evaluations(),
+    'real_calls': setup.evaluator.real_calls,
+  }
   if jax.process_index() == 0:
     workdirs.write_json(file, measured)
   return measured

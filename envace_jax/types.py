@@ -220,6 +220,7 @@ class Episode:
   turn_replies: Sequence[str] = ()  # to the user turns before the last one
   num_turns: int = 1  # user turns that began, the instruction included
   real_calls: int = 0  # tool calls spent in the real environment
+  sampled_tokens: int = 0  # by the policy, those thrown away included
   state_hash: str | None = None  # final real state, for evaluation only
   notes: str = ''
 

@@ -15,6 +15,8 @@ import ml_collections
 
 from envace_jax import errors
 
+PRIVATE_STUDY_FILE = 'evaluations/private_rehearsal.json'
+
 
 def claim(workdir: str, config: ml_collections.ConfigDict) -> pathlib.Path:
   """Creates the directory, or takes it up again under the same config.

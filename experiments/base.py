@@ -29,6 +29,7 @@ def get_config() -> ml_collections.ConfigDict:
   c.data.habits.dither = 0.08  # expert, with a superfluous look
   c.data.habits.slip = 0.10  # expert, after one wrong identifier
   c.data.notes_fraction = 0.3  # demonstrations with rehearsal notes
+  c.data.reflections = 0.0  # share that ends in the attempt's own assessment
   c.data.records = False  # training tasks carry their executed oracle plan
   c.data.vocab_size = 768  # cap, 256 byte pieces included
   c.data.jsonl_tasks = ''  # world='jsonl': files with {split} in the name
@@ -170,10 +171,20 @@ def get_config() -> ml_collections.ConfigDict:
   # Rehearse privately, then commit once.
   c.private = ml_collections.ConfigDict()
   c.private.attempts = 4  # private rehearsals per task; 0 = not measured
-  c.private.max_notes = 4  # remembered calls
+  c.private.mode = 'parallel'  # | 'sequential': each sees what came before
+  # 'agreed' by rule | 'written' by the policy, which needs data.reflections
+  c.private.memory = 'agreed'
+  c.private.max_notes = 4  # remembered calls; those that fit are shown
+  c.private.max_reflection_tokens = 64  # said about an attempt
   c.private.temperatures = (0.0, 0.5)  # tuned on dev, for every arm
   c.private.max_calls = (0, 1, 2, 3, 5)  # caps on real calls compared
   c.private.headline_calls = 1  # the cap quoted in the summary
+  # Rehearsal before each action, measured by `envace evaluate --private`.
+  c.private.candidates = 4  # actions drawn
+  c.private.answers = 4  # rehearsed for each call that was drawn
+  c.private.uncertainty_weight = 1.0  # against the share that is not refused
+  c.private.action_temperatures = (0.5, 1.0)  # of candidates, tuned on dev
+  c.private.max_refused = 0.5  # a write passes up to this share of refusals
 
   c.checkpoint = ml_collections.ConfigDict()
   c.checkpoint.every = 40  # train steps

@@ -31,6 +31,7 @@ class ScriptedSession:
     spans = [p for p in prompts for _ in range(group_size)]
     self._rows = [([*ids], [*authors]) for ids, authors in spans]
     self._left = [list(texts) for texts in self.script]
+    self.sampled_B = np.zeros(len(spans), int)
 
   def room(self, row):
     return self.capacity - len(self._rows[row][0])
@@ -81,7 +82,9 @@ class Echo:
       action = request.action
       is_call = isinstance(action, types.ToolCall)
       text = str(action.arguments['i']) if is_call else action.kind
-      answers.append(worlds.Response(text=f'{{"said": "{text}"}}'))
+      answers.append(
+        worlds.Response(text=f'{{"said": "{text}"}}', executed=True)
+      )
     return answers
 
   def trained_rows(self):

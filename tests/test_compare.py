@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from envace_jax import compare, errors
+from envace_jax import compare, errors, workdirs
 
 
 def write_run(root, name, seed, before, after, measured=None, **options):
@@ -90,3 +90,35 @@ def test_an_unfinished_run_is_named(tmp_path, caplog):
 def test_no_run_is_one_sentence(tmp_path):
   with pytest.raises(errors.UserError, match='no finished run'):
     compare.load(tmp_path)
+
+
+def test_the_lines_of_a_private_study_are_set_against_plain(tmp_path, capsys):
+  def line(arm, rate, **described):
+    at = [{'cap': 1, 'temperature': 0.0, 'success': {'mean': rate}}]
+    return {
+      'executor': 'after', 'arm': arm, 'by_cap': at, 'real_calls': 1.5,
+      'rehearsed_tokens': 30, 'committed_tokens': 10, 'seconds': 0.1,
+    } | described  # fmt: skip
+
+  own = {'rehearser': 'after', 'mode': 'parallel', 'memory': 'agreed',
+         'attempts': 4}  # fmt: skip
+  for seed, rate in enumerate((0.5, 0.7)):
+    write_run(tmp_path, f'a{seed}', seed, [0], [1])
+    lines = [
+      line('plain', 0.4),
+      line('rehearsed', rate, **own),
+      line('rehearsed', rate - 0.2, **own | {'rehearser': 'warm_start'}),
+    ]
+    file = tmp_path / f'a{seed}' / workdirs.PRIVATE_STUDY_FILE
+    file.write_text(json.dumps({'lines': lines}))
+  found = {
+    r['arm']: r
+    for r in records_of(tmp_path, capsys)
+    if r['table'] == 'private in full/1'
+  }
+  assert found['the run, after, plain']['mean'] == 0
+  itself = found['the run, after, rehearsed: 4 by itself, parallel, agreed']
+  assert itself['by_seed'] == pytest.approx([0.1, 0.3])
+  assert itself['success'] == pytest.approx(0.6)
+  other = found['the run, after, rehearsed: 4 by warm_start, parallel, agreed']
+  assert other['by_seed'] == pytest.approx([-0.1, 0.1])

@@ -8,10 +8,16 @@ import re
 import pytest
 
 from envace_jax import types
-from envace_jax.envs import desk, desk_data, desk_demos, desk_tasks
+from envace_jax.envs import (
+  desk,
+  desk_data,
+  desk_demos,
+  desk_reflections,
+  desk_tasks,
+)
 from envace_jax.rewards import checklist, verifiers
 from envace_jax.text import notes as notes_text
-from envace_jax.text import tool_calls
+from envace_jax.text import reflection, tool_calls
 
 COUNT = 800
 
@@ -192,3 +198,44 @@ def test_a_note_is_a_call_and_what_it_met():
   assert note == 'place_order U07 2 -> {"paid": 40}'
   assert notes_text.join_notes([note, note]) == f'{note}; {note}'
   assert notes_text.join_notes([]) == ''
+
+
+def test_an_attempt_s_assessment_is_the_truth(recorded):
+  config, tasks, demos, environment = recorded
+  reflected = desk_reflections.reflect(
+    config, list(tasks.values()), demos, 0.5, seed=0
+  )
+  assert [d.steps for d in reflected] == [d.steps for d in demos]
+  said = collections.Counter()
+  for demo, plain in zip(reflected, demos, strict=True):
+    if demo == plain:
+      continue
+    assert demo.user_turns == (reflection.REQUEST,)
+    assert demo.turn_replies == (plain.reply,)
+    episode = types.Episode(
+      task_id='',
+      group=0,
+      sample_index=0,
+      rows=(),
+      steps=demo.steps,
+      reply=demo.reply,
+      num_turns=2,
+      stop_reason=types.StopReason.REPLIED,
+    )
+    read = reflection.read(episode, tasks[demo.task_id])
+    _, evaluation = judge(environment, tasks[demo.task_id], plain)
+    assert read.worked == evaluation.success, demo
+    said[read.worked] += 1
+    met = ' '.join(step.observation_text for step in demo.steps)
+    assert all(note.partition(' -> ')[2] in met for note in read.notes)
+  assert 0.4 < said.total() / len(demos) < 0.6
+  assert min(said[True], said[False]) > 0.1 * said.total()
+
+
+def test_nobody_reflects_unless_asked(recorded):
+  config, tasks, demos, _ = recorded
+  some = demos[:5]
+  known = list(tasks.values())
+  assert desk_reflections.reflect(config, known, some, 0.0, seed=0) == some
+  with pytest.raises(ValueError, match='data.reflections=2'):
+    desk_reflections.reflect(config, known, some, 2, seed=0)

@@ -154,7 +154,7 @@ class ScriptedWorld:
       if line is None:
         responses.append(worlds.Response(stop=types.StopReason.WORLD_FAILED))
       else:
-        responses.append(worlds.Response(text=line))
+        responses.append(worlds.Response(text=line, executed=True))
     return responses
 
   def trained_rows(self):
@@ -247,7 +247,7 @@ def test_a_capped_run_is_a_prefix_of_the_uncapped_one(policy):
 
 
 def test_null_world_says_one_thing(policy):
-  seen = run_world(policy, real.NullWorld('{"status": "ok"}'))
+  seen = run_world(policy, real.NullWorld())
   texts = {s.observation_text for e in seen for s in e.steps}
   assert texts == {'{"status": "ok"}'}
 

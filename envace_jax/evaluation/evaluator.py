@@ -131,7 +131,11 @@ class Evaluator:
     samples = 1 if temperature == 0 else self._samples
     tasks = self._tasks[split]
     episodes = self._runner.real(
-      params, tasks, stream=_REAL, samples=samples, temperature=temperature
+      params,
+      tasks,
+      stream=_REAL,
+      samples=samples,
+      manner=runners.Manner(temperature=temperature),
     )
     return self.judge(_each(tasks, samples), episodes)
 

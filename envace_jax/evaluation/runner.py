@@ -29,14 +29,28 @@ class Environment:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Manner:
+  """How ACT goes about its episodes, where not as in training."""
+
+  temperature: float | None = None  # of ACT; None: as in training, 0: greedy
+  notes: Sequence[str] | None = None  # rehearsal memory per task
+  max_action_tokens: int | None = None  # None: as in training
+  rules: alternation.Rules = alternation.Rules()
+
+
+AS_TRAINED = Manner()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Runner:
   """Runs tasks with one network, always `rows` rows at a time."""
 
   decoder: generator.Decoder
   template: templates.Template
   environment: Environment
-  # The policy's own world for some parameters; None: its own row, on device.
-  rehearsed_world: Callable[[Any], worlds.World | None]
+  # The policy's own world for some parameters, driven by the host.
+  rehearsed_world: Callable[[Any], worlds.World]
+  on_device: bool  # rehearse in one program, where no user speaks again
   rows: int
   notes_prompt_tokens: int
   key: jax.Array
@@ -48,69 +62,86 @@ class Runner:
     *,
     stream: int,
     samples: int = 1,
-    temperature: float | None = None,
-    notes: Sequence[str] | None = None,
-    max_calls: int | None = None,
+    manner: Manner = AS_TRAINED,
+    gate: Callable[[worlds.World], worlds.World] = lambda world: world,
   ) -> list[types.Episode]:
     """`samples` episodes per task in the environment, in task order.
 
-    `temperature` None keeps the training samplers; 0 is greedy.
+    `gate` wraps the environment in a world that stands before it.
     """
-    world = real.RealWorld(self.environment.make)
+    world = gate(real.RealWorld(self.environment.make))
     try:
-      return self._collect(
-        params, world, tasks, stream, samples, temperature, notes, max_calls
+      return self.in_world(
+        params, world, tasks, stream=stream, samples=samples, manner=manner
       )
     finally:
       world.close()
 
   def rehearsed(
-    self, params, tasks: Tasks, *, stream: int, samples: int
+    self,
+    params,
+    tasks: Tasks,
+    *,
+    stream: int,
+    samples: int,
+    manner: Manner = AS_TRAINED,
   ) -> list[types.Episode]:
     """`samples` episodes per task in the policy's own world."""
-    world = self.rehearsed_world(params)
-    return self._collect(params, world, tasks, stream, samples)
+    world = None
+    if not self.on_device or any(task.user_turns for task in tasks):
+      world = self.rehearsed_world(params)
+    return self.in_world(
+      params, world, tasks, stream=stream, samples=samples, manner=manner
+    )
+
+  def fits(self, task: types.Task, notes: str) -> bool:
+    """Whether a prompt with these notes is short enough."""
+    prompt, _ = self.template.prompt(
+      task.instruction, notes, task.tools, task.system
+    )
+    return len(prompt) <= self.notes_prompt_tokens
 
   def warm_up(self, params, task: types.Task, samples: int) -> None:
     """Compiles what `real` and `rehearsed` need for prompts without notes."""
     self.rehearsed(params, [task], stream=0, samples=samples)
+    world = None if self.on_device else self.rehearsed_world(params)
     for group_size in sorted({1, samples}):
-      self._collector(group_size, None, False).warm_up(
-        params, self.rehearsed_world(params), task
-      )
+      self._collector(group_size, AS_TRAINED).warm_up(params, world, task)
 
-  def _collect(
+  def in_world(
     self,
     params,
     world: worlds.World | None,
     tasks: Tasks,
+    *,
     stream: int,
     samples: int,
-    temperature: float | None = None,
-    notes: Sequence[str] | None = None,
-    max_calls: int | None = None,
+    manner: Manner = AS_TRAINED,
   ) -> list[types.Episode]:
-    collector = self._collector(samples, temperature, notes is not None)
-    return collector.collect(
+    """`samples` episodes per task in any world; None: on the device."""
+    return self._collector(samples, manner).collect(
       params,
       world,
       tasks,
       jax.random.fold_in(self.key, stream),
-      notes=notes,
-      rules=alternation.Rules(max_calls=max_calls),
+      notes=manner.notes,
+      rules=manner.rules,
     )
 
-  def _collector(
-    self, samples: int, temperature: float | None, has_notes: bool
-  ) -> collect.Collector:
+  def _collector(self, samples: int, manner: Manner) -> collect.Collector:
     decoder = self.decoder
-    if temperature is not None:
-      sampler = samplers.SamplerConfig(temperature=temperature)
-      decoder = dataclasses.replace(decoder, act=sampler, rehearse=sampler)
-    if has_notes:
+    if manner.temperature is not None:
+      act = samplers.SamplerConfig(temperature=manner.temperature)
+      decoder = dataclasses.replace(decoder, act=act)
+    if manner.notes is not None:
       decoder = dataclasses.replace(
         decoder, prompt_tokens=self.notes_prompt_tokens
       )
+    if manner.max_action_tokens is not None:
+      limits = dataclasses.replace(
+        decoder.limits, max_action_tokens=manner.max_action_tokens
+      )
+      decoder = dataclasses.replace(decoder, limits=limits)
     return collect.Collector(
       decoder=decoder,
       template=self.template,

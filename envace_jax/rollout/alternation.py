@@ -7,7 +7,7 @@ stopped cost nothing but their place. Same keys, same tokens as `on_device`
 when the world is the policy itself, in the same row.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 
 import jax
@@ -30,11 +30,25 @@ class Between:
   turn: int  # the one that has just ended
 
 
+# Decides on the next action of some rows: leaves one in each, and returns them.
+Chooser = Callable[
+  [generator.Session, Sequence[int]], Mapping[int, types.Generation]
+]
+
+
+def sample(
+  session: generator.Session, rows: Sequence[int]
+) -> dict[int, types.Generation]:
+  """The first thing that the policy says."""
+  return session.generate(types.Role.ACT, rows)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
-  """What ends an episode besides its limits."""
+  """How episodes go on, and what ends them besides their limits."""
 
-  max_calls: int | None = None  # calls the world may be asked; None: no cap
+  choose: Chooser = sample
+  max_calls: int | None = None  # real calls that may be made; None: no cap
   # The published rule, by which a tool error ends the episode; otherwise an
   # error is an observation like any other.
   upstream_termination: bool = False
@@ -84,7 +98,9 @@ def run_episodes(
     episodes.Finished(
       rows=(row,) if trained is None else (row, trained[i]),
       stop_reason=loop.rows[i].stop,
-      real_calls=loop.rows[i].asked,
+      real_calls=loop.rows[i].real_calls,
+      sampled_tokens=int(session.sampled_B[i])
+      + (0 if trained is None else _answered(trained[i])),
       state_hash=world.final_state(i),
     )
     for i, row in enumerate(session.rows())
@@ -98,7 +114,7 @@ class _RowState:
   steps: int = 0  # answered calls
   actions: int = 0
   turn: int = 0
-  asked: int = 0  # answers that were not the policy's own
+  real_calls: int = 0
   calls: list = dataclasses.field(default_factory=list)  # yet to be answered
   heard: list = dataclasses.field(default_factory=list)  # see worlds.Request
   stop: types.StopReason | None = None
@@ -115,7 +131,7 @@ class _Loop:
 
   def act(self, live: Sequence[int]) -> list[int]:
     """One action per live row; returns the rows that go on."""
-    generations = self._session.generate(types.Role.ACT, live)
+    generations = self._rules.choose(self._session, live)
     replied = []
     for row, said in generations.items():
       state = self.rows[row]
@@ -159,6 +175,7 @@ class _Loop:
 
   def _observe(self, row: int, response: worlds.Response) -> None:
     state = self.rows[row]
+    state.real_calls += response.executed
     state.stop = self._stop_of_response(row, response)
     if state.stop is not None:
       return
@@ -221,7 +238,7 @@ class _Loop:
     if state.steps >= self._limits.max_steps:
       return types.StopReason.MAX_STEPS
     max_calls = self._rules.max_calls
-    if max_calls is not None and state.asked >= max_calls:
+    if max_calls is not None and state.real_calls >= max_calls:
       return types.StopReason.CALL_BUDGET
     return None
 
@@ -230,7 +247,6 @@ class _Loop:
       return response.stop
     said = response.generation
     if said is None:
-      self.rows[row].asked += 1
       ids = self._template.observation(response.text)
       return self._hand_over(row, ids, types.Author.WORLD)
     if response.in_own_row:
@@ -273,6 +289,11 @@ class _Loop:
       text = self._template.observation_text(response.generation.ids)
     parsed = tool_calls.parse_observation(text)
     return isinstance(parsed, types.ParseError) or tool_calls.is_error(parsed)
+
+
+def _answered(row: types.Row) -> int:
+  """Tokens sampled as REHEARSE in a row of its own."""
+  return int((row.authors == types.Author.REHEARSE).sum())
 
 
 def _all(ids: np.ndarray, author: types.Author) -> np.ndarray:

@@ -14,6 +14,7 @@ class Finished:
   rows: Sequence[types.Row]  # see types.Episode
   stop_reason: types.StopReason
   real_calls: int = 0
+  sampled_tokens: int = 0
   state_hash: str | None = None
 
 
@@ -72,6 +73,7 @@ def episode_of(
     reply=reading.reply if replied else None,
     stop_reason=finished.stop_reason,
     real_calls=finished.real_calls,
+    sampled_tokens=finished.sampled_tokens,
     state_hash=finished.state_hash,
     notes=attempt.notes,
   )

@@ -111,6 +111,7 @@ def rehearse_episodes(
         ),
       ),
       stop_reason=STOP_REASONS[stop[row]],
+      sampled_tokens=int(np.isin(authors[row, :n], decode.ACT_REHEARSE).sum()),
     )
     for row, n in enumerate(length)
   ]

@@ -119,6 +119,7 @@ class Session:
     self.lengths = np.repeat(count_P, group_size)
     self._queue: dict[int, list[Row]] = {}
     self.positions = ids_PW.size  # put through the model so far
+    self.sampled_B = np.zeros(self.batch_size, int)  # tokens, kept or not
 
   @property
   def batch_size(self) -> int:
@@ -167,6 +168,7 @@ class Session:
       (state.tokens, state.logprobs, state.length, finished_B)
     )
     self.lengths = np.array(lengths)
+    self.sampled_B += self.lengths - before
     self.positions += self.batch_size * int((lengths - before).max())
     return {
       row: types.Generation(

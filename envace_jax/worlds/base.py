@@ -53,6 +53,7 @@ class Response:
   generation: types.Generation | None = None
   in_own_row: bool = False
   stop: types.StopReason | None = None
+  executed: bool = False  # a real environment was given the call
 
 
 class World(Protocol):

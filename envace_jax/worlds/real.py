@@ -9,6 +9,8 @@ from envace_jax.envs import base as envs
 from envace_jax.sampling import generator
 from envace_jax.worlds import base
 
+NULL_OBSERVATION = '{"status": "ok"}'
+
 
 class RealWorld:
   """Executes every call in an environment. Two attempts never share state."""
@@ -31,10 +33,12 @@ class RealWorld:
     for request in requests:
       try:
         observation = self._environments[request.row].call(request.action)
-        responses.append(base.Response(text=observation.text))
+        responses.append(base.Response(text=observation.text, executed=True))
       except Exception as error:  # an environment's bug is not the policy's
         logging.warning('environment failed on %s: %r', request.action, error)
-        responses.append(base.Response(stop=types.StopReason.WORLD_FAILED))
+        responses.append(
+          base.Response(stop=types.StopReason.WORLD_FAILED, executed=True)
+        )
     return responses
 
   def warm_up(self, batch: base.Batch) -> None:
@@ -59,9 +63,6 @@ class NullWorld:
   from it with no world at all. What this arm gains is not due to rehearsal.
   """
 
-  def __init__(self, text: str):
-    self._text = text
-
   def open(self, batch: base.Batch) -> None:
     del batch
 
@@ -69,7 +70,7 @@ class NullWorld:
     self, session: generator.Session, requests: Sequence[base.Request]
   ) -> list[base.Response]:
     del session
-    return [base.Response(text=self._text)] * len(requests)
+    return [base.Response(text=NULL_OBSERVATION)] * len(requests)
 
   def warm_up(self, batch: base.Batch) -> None:
     del batch
