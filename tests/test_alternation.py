@@ -87,6 +87,10 @@ class Echo:
   def trained_rows(self):
     return None
 
+  def provenance(self, row):
+    calls = sum(row in wave for wave in self.waves)
+    return worlds.Provenance(source=types.Source.REAL, real_calls=calls)
+
   def final_state(self, row):
     return None
 

@@ -160,6 +160,11 @@ class ScriptedWorld:
   def trained_rows(self):
     return None
 
+  def provenance(self, row):
+    return worlds.Provenance(
+      source=types.Source.REAL, real_calls=self.said[row]
+    )
+
   def final_state(self, row):
     return None
 

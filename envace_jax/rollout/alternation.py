@@ -84,7 +84,7 @@ def run_episodes(
     episodes.Finished(
       rows=(row,) if trained is None else (row, trained[i]),
       stop_reason=loop.rows[i].stop,
-      real_calls=loop.rows[i].asked,
+      provenance=world.provenance(i),
       state_hash=world.final_state(i),
     )
     for i, row in enumerate(session.rows())
