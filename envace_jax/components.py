@@ -8,12 +8,13 @@ compiles.
 import ml_collections
 
 from envace_jax import errors, types
+from envace_jax.endpoints import attempts
 from envace_jax.evaluation import private
 from envace_jax.learning import kl, objective, surrogates
 from envace_jax.learning import step as learning
 from envace_jax.model import config as model_config
 from envace_jax.model import sharding, transformer
-from envace_jax.rewards import checklist, judge_attempts, judge_endpoint
+from envace_jax.rewards import checklist, judge_endpoint
 from envace_jax.rollout import per_action, private_rehearsal
 from envace_jax.sampling import generator, samplers
 
@@ -234,8 +235,8 @@ def judge_endpoint_of(
   return judge_endpoint.Endpoint(**options, seed=config.seed)
 
 
-def judge_policy(config: ml_collections.ConfigDict) -> judge_attempts.Policy:
-  return judge_attempts.Policy(**config.reward.judge_attempts.to_dict())
+def judge_policy(config: ml_collections.ConfigDict) -> attempts.Policy:
+  return attempts.Policy(**config.reward.judge_attempts.to_dict())
 
 
 def supervised_loss(config, phase) -> objective.LossConfig:

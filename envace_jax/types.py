@@ -55,6 +55,16 @@ class StopReason(enum.Enum):
   WORLD_FAILED = 'world_failed'  # the world raised or missed its deadline
 
 
+class Source(enum.Enum):
+  """Which world was to answer an episode, decided before it began."""
+
+  REHEARSED = 'rehearsed'  # the policy, as REHEARSE
+  SIMULATED = 'simulated'  # a frozen model
+  REAL = 'real'  # an environment
+  MIXED = 'mixed'  # an environment and another world, step by step
+  NULL = 'null'  # a constant
+
+
 class Verdict(enum.Enum):
   """Outcome of one criterion. ABSTAIN is 'could not be judged', never zero."""
 
@@ -219,6 +229,7 @@ class Episode:
   stop_reason: StopReason
   turn_replies: Sequence[str] = ()  # to the user turns before the last one
   num_turns: int = 1  # user turns that began, the instruction included
+  source: Source = Source.REHEARSED
   real_calls: int = 0  # tool calls spent in the real environment
   sampled_tokens: int = 0  # by the policy, those thrown away included
   state_hash: str | None = None  # final real state, for evaluation only

@@ -82,13 +82,15 @@ class Echo:
       action = request.action
       is_call = isinstance(action, types.ToolCall)
       text = str(action.arguments['i']) if is_call else action.kind
-      answers.append(
-        worlds.Response(text=f'{{"said": "{text}"}}', executed=True)
-      )
+      answers.append(worlds.Response(text=f'{{"said": "{text}"}}'))
     return answers
 
   def trained_rows(self):
     return None
+
+  def provenance(self, row):
+    calls = sum(row in wave for wave in self.waves)
+    return worlds.Provenance(source=types.Source.REAL, real_calls=calls)
 
   def final_state(self, row):
     return None

@@ -19,7 +19,7 @@ PACKAGE = ROOT / 'envace_jax'
 # and whatever lies in a lower row; units of one row never import each other.
 LAYERS = (
   ('types', 'metrics', 'errors', 'progress', 'process', 'no_ops'),
-  ('text', 'model', 'tasks', 'workdirs'),
+  ('text', 'model', 'tasks', 'endpoints', 'workdirs'),
   ('sampling', 'learning', 'envs'),
   ('worlds', 'rewards'),
   ('rollout',),
@@ -35,11 +35,14 @@ BASE = {'types', 'metrics', 'errors', 'progress'}
 NARROWER = {
   'model': {'errors'},  # pure functions of params
   'learning': BASE | {'model'},  # sees arrays only
-  'worlds': BASE | {'text', 'model', 'tasks', 'sampling', 'envs'},
+  'endpoints': {'types', 'errors'},  # a network, whoever asks it
+  'worlds': BASE | {'text', 'model', 'tasks', 'endpoints', 'sampling', 'envs'},
   # How episodes are made knows nothing of what they are worth.
   'rollout': BASE | {'text', 'model', 'tasks', 'sampling', 'worlds'},
 }
-NO_JAX = {'types', 'errors', 'progress', 'text', 'tasks', 'envs', 'rewards'}
+NO_JAX = {
+  'types', 'errors', 'progress', 'text', 'tasks', 'endpoints', 'envs', 'rewards'
+}  # fmt: skip
 JAX_STACK = {'jax', 'jaxlib', 'flax', 'optax', 'orbax'}
 
 UNITS = [unit for row in LAYERS for unit in row]

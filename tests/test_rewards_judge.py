@@ -20,8 +20,8 @@ import pytest
 import stub_endpoint
 
 from envace_jax import errors, types
+from envace_jax.endpoints import attempts as judge_attempts
 from envace_jax.rewards import (
-  judge_attempts,
   judge_cache,
   judge_endpoint,
   judge_prompt,

@@ -154,11 +154,16 @@ class ScriptedWorld:
       if line is None:
         responses.append(worlds.Response(stop=types.StopReason.WORLD_FAILED))
       else:
-        responses.append(worlds.Response(text=line, executed=True))
+        responses.append(worlds.Response(text=line))
     return responses
 
   def trained_rows(self):
     return None
+
+  def provenance(self, row):
+    return worlds.Provenance(
+      source=types.Source.REAL, real_calls=self.said[row]
+    )
 
   def final_state(self, row):
     return None

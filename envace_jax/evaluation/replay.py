@@ -57,6 +57,7 @@ def replay(
         episode,
         steps=tuple(steps),
         state_hash=environment.state_hash(),
+        source=types.Source.REAL,
         real_calls=len(steps),
       )
       replays.append(Replay(rehearsed=episode, real=real))

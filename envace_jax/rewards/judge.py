@@ -9,7 +9,6 @@ from texts to texts, such as a local policy; it caches nothing, since the
 parameters behind a function change.
 """
 
-import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Protocol
@@ -17,6 +16,7 @@ from typing import Protocol
 from absl import logging
 
 from envace_jax import types
+from envace_jax.endpoints import tally as tallies
 from envace_jax.rewards import judge_prompt
 
 
@@ -57,30 +57,15 @@ class JudgeReport:
 
   def line(self, most: int = 3) -> str:
     """One line for the log, with the most frequent errors."""
-    top = collections.Counter(self.errors).most_common(most)
-    kinds = ', '.join(f'{kind} {count}' for kind, count in top) or 'none'
-    return (
-      f'judge: {self.requests} requests, {self.num_abstained} abstained, '
-      f'{self.cache_hits} cached, {self.calls} calls ({self.retries} retries), '
-      f'{self.tokens_in}+{self.tokens_out} tokens; errors: {kinds}'
-    )
+    counts = dataclasses.asdict(self)
+    counts['lost'] = counts.pop('abstained')
+    return tallies.describe('judge', counts, lost='abstained', most=most)
 
 
-class Tally:
-  """The mutable side of a `JudgeReport`; one thread writes at a time."""
-
-  def __init__(self):
-    self.counts = collections.Counter()
-    self.errors = collections.Counter()
-    self.abstained = collections.Counter()
-
-  def take_report(self) -> JudgeReport:
-    """The counts so far, which start anew."""
-    report = JudgeReport(
-      **self.counts, errors=dict(self.errors), abstained=dict(self.abstained)
-    )
-    self.__init__()
-    return report
+def take_report(tally: tallies.Tally) -> JudgeReport:
+  """The counts so far, which start anew."""
+  counts = dict(tally.take())
+  return JudgeReport(abstained=counts.pop('lost'), **counts)
 
 
 class FunctionJudge:
@@ -96,7 +81,7 @@ class FunctionJudge:
       raise ValueError('a FunctionJudge needs a function')
     self._functions = tuple(functions)
     self._max_chars = max_chars
-    self._tally = Tally()
+    self._tally = tallies.Tally()
 
   @property
   def num_judges(self) -> int:
@@ -121,12 +106,12 @@ class FunctionJudge:
         verdicts[i] = answer.verdict
         if answer.error:
           self._tally.errors[answer.error] += 1
-          self._tally.abstained[answer.error] += 1
+          self._tally.lost[answer.error] += 1
     return verdicts
 
   def take_report(self) -> JudgeReport:
     """What happened since the last report."""
-    return self._tally.take_report()
+    return take_report(self._tally)
 
   def _ask(self, function, prompts) -> list[judge_prompt.Answer]:
     self._tally.counts['calls'] += len(prompts)

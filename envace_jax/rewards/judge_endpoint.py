@@ -16,20 +16,20 @@ token limit, seed, judge and full prompt. The endpoint's address is not in it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 import dataclasses
 import hashlib
 import json
-import os
-import threading
 import time
 from typing import Any
 
 from absl import logging
 
 from envace_jax import errors, types
+from envace_jax.endpoints import attempts, client
+from envace_jax.endpoints import tally as tallies
 from envace_jax.rewards import judge as judges
-from envace_jax.rewards import judge_attempts, judge_cache, judge_prompt
+from envace_jax.rewards import judge_cache, judge_prompt
 
 _RESPONSE_FORMAT = {
   'type': 'json_schema',
@@ -93,26 +93,29 @@ class EndpointJudge:
     self,
     endpoint: Endpoint,
     *,
-    policy: judge_attempts.Policy | None = None,
+    policy: attempts.Policy | None = None,
     cache: judge_cache.JudgeCache | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     clock: Callable[[], float] = time.monotonic,
   ):
     self._endpoint = endpoint
-    self._policy = policy or judge_attempts.Policy()
     self._cache = cache or judge_cache.JudgeCache()
-    self._sleep, self._clock = sleep, clock
-    self._client = _client(endpoint)
-    self._slots = asyncio.Semaphore(endpoint.concurrency)
     self._has_schemas = True  # until the server says otherwise
-    self._tally = judges.Tally()
+    self._tally = tallies.Tally()
     self._reported_faults = 0
-    self._counting = threading.Lock()
-    self._loop = asyncio.new_event_loop()
-    self._thread = threading.Thread(
-      target=self._loop.run_forever, name='judge', daemon=True
+    self._client = client.Client(
+      client.Server(
+        base_url=endpoint.base_url,
+        api_key_env=endpoint.api_key_env,
+        concurrency=endpoint.concurrency,
+        batch_deadline_s=endpoint.batch_deadline_s,
+      ),
+      policy or attempts.Policy(),
+      self._tally,
+      name='judge',
+      sleep=sleep,
+      clock=clock,
     )
-    self._thread.start()
 
   @property
   def num_judges(self) -> int:
@@ -125,8 +128,8 @@ class EndpointJudge:
     by_key = {question.key: question for question in questions}
     known = self._cache.read(by_key)
     new = [q for key, q in by_key.items() if key not in known]
-    answers = self._run(self._ask_all(new)) if new else {}
-    with self._counting:
+    answers = self._ask_all(new) if new else {}
+    with self._client.counting:
       counts = self._tally.counts
       counts['requests'] += len(requests)
       counts['cache_hits'] += len(requests) - len(new)
@@ -134,17 +137,17 @@ class EndpointJudge:
         answer = answers.get(question.key)
         if answer is not None:
           if answer.error:
-            self._tally.abstained[answer.error] += 1
+            self._tally.lost[answer.error] += 1
           known[question.key] = answer.verdict
     return [known[question.key] for question in questions]
 
   def take_report(self) -> judges.JudgeReport:
     """What happened since the last report."""
-    with self._counting:
+    with self._client.counting:
       faults = self._cache.num_faults
       self._tally.counts['cache_faults'] = faults - self._reported_faults
       self._reported_faults = faults
-      return self._tally.take_report()
+      return judges.take_report(self._tally)
 
   def probe(self) -> None:
     """Asks something trivial, past the cache; `errors.UserError` on failure."""
@@ -157,7 +160,7 @@ class EndpointJudge:
         criterion=criterion, before=(), turn=(line,), judge_index=index
       )
       question = self._question(request)
-      answer = self._run(self._ask_all([question]))[question.key]
+      answer = self._ask_all([question])[question.key]
       if answer.error:
         raise errors.UserError(
           f'the judge at {self._endpoint.base_url} gives no verdict '
@@ -167,71 +170,34 @@ class EndpointJudge:
 
   def close(self) -> None:
     """Ends the thread; the cache is the caller's."""
-    if self._loop.is_closed():
-      return
-    self._run(self._client.close())
-    self._loop.call_soon_threadsafe(self._loop.stop)
-    self._thread.join()
-    self._loop.close()
+    self._client.close()
 
-  def _run(self, coroutine):
-    future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-    try:
-      return future.result()
-    except BaseException:  # an interrupt must not leave calls in flight
-      future.cancel()
-      raise
-
-  async def _ask_all(
+  def _ask_all(
     self, questions: Sequence[_Question]
-  ) -> Mapping[str, judge_prompt.Answer]:
-    tasks = {
-      question.key: asyncio.ensure_future(self._ask(question))
-      for question in questions
+  ) -> dict[str, judge_prompt.Answer]:
+    outcomes = self._client.run({q.key: self._ask(q) for q in questions})
+    return {
+      key: outcome.value
+      or judge_prompt.Answer(verdict=types.Verdict.ABSTAIN, error=outcome.error)
+      for key, outcome in outcomes.items()
     }
-    try:
-      await asyncio.wait(
-        tasks.values(), timeout=self._endpoint.batch_deadline_s
-      )
-    finally:
-      for task in tasks.values():
-        task.cancel()
-    await asyncio.gather(*tasks.values(), return_exceptions=True)
-    return {key: self._outcome(task) for key, task in tasks.items()}
 
-  def _outcome(self, task: asyncio.Task) -> judge_prompt.Answer:
-    kind = 'batch_deadline'
-    if not task.cancelled():
-      if task.exception() is None:
-        return task.result()
-      kind = 'internal'  # a fault of ours; the run still goes on
-      logging.error('judge: %r', task.exception())
-    with self._counting:
-      self._tally.errors[kind] += 1
-    return judge_prompt.Answer(verdict=types.Verdict.ABSTAIN, error=kind)
-
-  async def _ask(self, question: _Question) -> judge_prompt.Answer:
-    async with self._slots:
-      answer = await judge_attempts.ask(
-        lambda attempt: self._call(question, attempt),
-        self._policy,
-        question.key,
-        self._tally,
-        sleep=self._sleep,
-        clock=self._clock,
-      )
-    if not answer.error:
+  async def _ask(
+    self, question: _Question
+  ) -> attempts.Outcome[judge_prompt.Answer]:
+    outcome = await self._client.ask(
+      question.key, lambda attempt: self._call(question, attempt), _read
+    )
+    if outcome.value is not None:
       self._cache.write(
         question.key,
-        answer.verdict,
+        outcome.value.verdict,
         model=self._model(question.judge_index),
-        reason=answer.reason,
+        reason=outcome.value.reason,
       )
-    return answer
+    return outcome
 
-  async def _call(
-    self, question: _Question, attempt: int
-  ) -> judge_attempts.Reply:
+  async def _call(self, question: _Question, attempt: int) -> Any:
     body = {
       'model': self._model(question.judge_index),
       'messages': [
@@ -247,7 +213,7 @@ class EndpointJudge:
       + attempt * self.num_judges,
     }
     if not self._has_schemas:
-      return _reply_of(await self._post(body))
+      return await self._post(body)
     try:
       completion = await self._post(
         body | {'response_format': _RESPONSE_FORMAT}
@@ -259,14 +225,10 @@ class EndpointJudge:
       if self._has_schemas:
         self._has_schemas = False
         logging.warning('the judge takes no JSON schema; asking without')
-    return _reply_of(completion)
+    return completion
 
   async def _post(self, body: types.Json) -> Any:
-    # Past the client's typed method, which spends milliseconds of a call on
-    # converting a body that is JSON already, and does not validate the answer.
-    return await self._client.post(
-      '/chat/completions', body=body, cast_to=object
-    )
+    return await self._client.post(body)
 
   def _question(self, request: judge_prompt.JudgeRequest) -> _Question:
     if not 0 <= request.judge_index < self.num_judges:
@@ -296,51 +258,6 @@ class EndpointJudge:
     return self._endpoint.models[judge_index % len(self._endpoint.models)]
 
 
-def _client(endpoint: Endpoint):
-  """The official client, without retries of its own: they are counted here."""
-  try:
-    import openai
-  except ImportError as e:
-    raise errors.UserError(
-      "a judge behind an endpoint needs `pip install 'envace_jax[judge]'`"
-    ) from e
-  key = 'none'  # local servers ask for none, the client insists on one
-  if endpoint.api_key_env:
-    key = os.environ.get(endpoint.api_key_env, '')
-    if not key:
-      raise errors.UserError(
-        f'set the environment variable {endpoint.api_key_env} to the key of '
-        f'{endpoint.base_url}'
-      )
-  return openai.AsyncOpenAI(
-    base_url=endpoint.base_url, api_key=key, max_retries=0
-  )
-
-
-def _reply_of(completion: Any) -> judge_attempts.Reply:
-  """Reads the JSON that a server sent, whatever it is."""
-  usage = _get(completion, 'usage')
-  tokens = {
-    'tokens_in': _count(_get(usage, 'prompt_tokens')),
-    'tokens_out': _count(_get(usage, 'completion_tokens')),
-  }
-  choices = _get(completion, 'choices')
-  choice = choices[0] if isinstance(choices, list) and choices else None
-  message = _get(choice, 'message')
-  text = _get(message, 'content')
-  error = ''
-  if not isinstance(message, dict) or not isinstance(text, str | None):
-    text, error = None, 'bad_body'
-  elif choice.get('finish_reason') == 'length':
-    error = 'truncated'
-  elif choice.get('finish_reason') == 'content_filter':
-    error = 'filtered'
-  return judge_attempts.Reply(text=text, error=error, **tokens)
-
-
-def _get(value: Any, key: str) -> Any:
-  return value.get(key) if isinstance(value, dict) else None
-
-
-def _count(value: Any) -> int:
-  return value if isinstance(value, int) and value > 0 else 0
+def _read(text: str | None) -> tuple[judge_prompt.Answer, str]:
+  answer = judge_prompt.read(text)
+  return answer, answer.error

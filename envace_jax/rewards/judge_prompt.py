@@ -1,11 +1,6 @@
 """What a judge is shown, and how its answer is read. Strings in, strings out.
 
-Whatever user, policy or tools wrote is hostile: it may claim a verdict, forge a
-heading, carry a chat template's control tokens, or be enormous. Every such text
-is shown as one JSON string on one line, in which angle brackets, bracketed
-capitals ([INST]) and invisible characters are escaped: nothing inside a text
-can end it, begin a line, or become a control token. Long texts lose their
-middle, with a note of how much; long dialogues lose middle messages.
+Texts of user, policy and tools are hostile, and shown as `text.quoting` says.
 
 The transcript comes before the criterion, so that the criteria of one message
 share a prefix, which servers cache.
@@ -18,12 +13,11 @@ leaves the reward, and a policy could learn to confuse the judge.
 from collections.abc import Sequence
 import dataclasses
 import functools
-import json
 import re
 from typing import Any
 
 from envace_jax import types
-from envace_jax.text import tool_calls
+from envace_jax.text import quoting, tool_calls
 
 VERSION = 1  # of prompt and schema; part of every cache key
 MIN_CHARS = 4000
@@ -63,12 +57,9 @@ _FOCUS = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Line:
-  """One message of a transcript as a judge reads it."""
-
-  speaker: str  # 'instructions' | 'user' | 'assistant' | 'tool'
-  text: str
+# One message of a transcript as a judge reads it; its speaker is one of
+# 'instructions', 'user', 'assistant' and 'tool'.
+Line = quoting.Line
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,88 +125,15 @@ def read(text: str | None) -> Answer:
   )
 
 
-def shorten(text: str, max_chars: int) -> str:
-  """A text without its middle, and a note of how much there was."""
-  if len(text) <= max_chars:
-    return text
-  note = f' ...[{len(text)} characters, middle left out]... '
-  kept = max(0, max_chars - len(note))
-  return text[: kept - kept // 2] + note + text[len(text) - kept // 2 :]
-
-
-def quote(text: str, max_chars: int) -> str:
-  """A hostile text as one inert JSON string, at most `max_chars` long.
-
-  Below the length of the note of `shorten` it may be longer than that.
-  """
-  kept = max_chars
-  quoted = _escaped(shorten(text, kept))
-  while len(quoted) > max_chars and kept > 0:
-    # Escapes lengthen about evenly; a step or two suffice.
-    kept = max(0, kept * max_chars // len(quoted) - 8)
-    quoted = _escaped(shorten(text, kept))
-  return quoted
-
-
-_UNSEEN = re.compile(
-  '[\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]'
-  r'|\[(?=/?[A-Z_]+\])'
-)
-
-
-def _escaped(text: str) -> str:
-  quoted = json.dumps(tool_calls.clean(text), ensure_ascii=False)
-  quoted = quoted.replace('<', '\\u003c').replace('>', '\\u003e')
-  return _UNSEEN.sub(lambda match: f'\\u{ord(match.group()):04x}', quoted)
-
-
 @functools.lru_cache(64)  # the criteria of a turn ask about the same messages
 def _record(before: tuple[Line], turn: tuple[Line], budget: int) -> str:
   """Both parts under their headings; the turn gets two thirds at least."""
   heads = ('RECORD, EARLIER TURNS\n', 'RECORD, THE TURN TO BE JUDGED\n')
   budget -= sum(map(len, heads)) + 2
-  earlier = _lines(before, budget // 3) or '(none)\n'
-  return heads[0] + earlier + heads[1] + _lines(turn, budget - len(earlier))
-
-
-def _lines(lines: Sequence[Line], budget: int, shortest: int = 120) -> str:
-  """Lines that fit a budget: the longest are cut first, and equally.
-
-  Where that would leave less than `shortest` characters each, the middle lines
-  go.
-  """
-  room = max(2, budget // shortest - 1)
-  note = ''
-  if len(lines) > room:
-    left_out = len(lines) - room
-    note = f'({left_out} messages left out here)\n'
-    head = room // 3
-    lines = [*lines[:head], *lines[head + left_out :]]
-  else:
-    head = len(lines)
-  sizes = [len(line.speaker) + 3 for line in lines]
-  # Measured on at most a budget's worth of each text: some are enormous.
-  costs = [
-    size + len(_escaped(shorten(line.text, budget)))
-    for size, line in zip(sizes, lines, strict=True)
-  ]
-  limit = _water_level(costs, budget - len(note))
-  rendered = [
-    f'{line.speaker}: {quote(line.text, limit - size)}\n'
-    for size, line in zip(sizes, lines, strict=True)
-  ]
-  return ''.join(rendered[:head]) + note + ''.join(rendered[head:])
-
-
-def _water_level(costs: Sequence[int], budget: int) -> int:
-  """The largest limit under which costs, each cut to it, fit a budget."""
-  level = budget
-  for i, cost in enumerate(sorted(costs)):
-    level = budget // (len(costs) - i)
-    if cost > level:
-      return level
-    budget -= cost
-  return max(costs, default=level)
+  earlier = quoting.render(before, budget // 3) or '(none)\n'
+  return (
+    heads[0] + earlier + heads[1] + quoting.render(turn, budget - len(earlier))
+  )
 
 
 def _requirement(criterion: types.Criterion, budget: int) -> str:
@@ -233,7 +151,7 @@ def _requirement(criterion: types.Criterion, budget: int) -> str:
   ]
   head = 'REQUIREMENT\n'
   tail = 'Does the requirement pass? Answer with the JSON object only.'
-  return head + _lines(lines, budget - len(head) - len(tail), 80) + tail
+  return head + quoting.render(lines, budget - len(head) - len(tail), 80) + tail
 
 
 def _last_object(text: str) -> dict[str, Any] | None:

@@ -98,7 +98,7 @@ def run_episodes(
     episodes.Finished(
       rows=(row,) if trained is None else (row, trained[i]),
       stop_reason=loop.rows[i].stop,
-      real_calls=loop.rows[i].real_calls,
+      provenance=world.provenance(i),
       sampled_tokens=int(session.sampled_B[i])
       + (0 if trained is None else _answered(trained[i])),
       state_hash=world.final_state(i),
@@ -114,7 +114,6 @@ class _RowState:
   steps: int = 0  # answered calls
   actions: int = 0
   turn: int = 0
-  real_calls: int = 0
   calls: list = dataclasses.field(default_factory=list)  # yet to be answered
   heard: list = dataclasses.field(default_factory=list)  # see worlds.Request
   stop: types.StopReason | None = None
@@ -158,7 +157,7 @@ class _Loop:
       state = self.rows[row]
       if not state.calls:
         continue
-      state.stop = self._stop_of_call(state)
+      state.stop = self._stop_of_call(row)
       if state.stop is None and not self._header(row, types.Role.REHEARSE):
         state.stop = types.StopReason.CONTEXT_FULL
       if state.stop is None:
@@ -175,7 +174,6 @@ class _Loop:
 
   def _observe(self, row: int, response: worlds.Response) -> None:
     state = self.rows[row]
-    state.real_calls += response.executed
     state.stop = self._stop_of_response(row, response)
     if state.stop is not None:
       return
@@ -234,11 +232,13 @@ class _Loop:
       return types.StopReason.ACTION_TRUNCATED
     return types.StopReason.CONTEXT_FULL
 
-  def _stop_of_call(self, state: _RowState) -> types.StopReason | None:
-    if state.steps >= self._limits.max_steps:
+  def _stop_of_call(self, row: int) -> types.StopReason | None:
+    if self.rows[row].steps >= self._limits.max_steps:
       return types.StopReason.MAX_STEPS
     max_calls = self._rules.max_calls
-    if max_calls is not None and state.real_calls >= max_calls:
+    if max_calls is None:
+      return None
+    if self._world.provenance(row).real_calls >= max_calls:
       return types.StopReason.CALL_BUDGET
     return None
 

@@ -5,6 +5,7 @@ import dataclasses
 
 from envace_jax import types
 from envace_jax.text import template as templates
+from envace_jax.worlds import base as worlds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -13,7 +14,7 @@ class Finished:
 
   rows: Sequence[types.Row]  # see types.Episode
   stop_reason: types.StopReason
-  real_calls: int = 0
+  provenance: worlds.Provenance
   sampled_tokens: int = 0
   state_hash: str | None = None
 
@@ -72,7 +73,8 @@ def episode_of(
     num_turns=reading.num_turns,
     reply=reading.reply if replied else None,
     stop_reason=finished.stop_reason,
-    real_calls=finished.real_calls,
+    source=finished.provenance.source,
+    real_calls=finished.provenance.real_calls,
     sampled_tokens=finished.sampled_tokens,
     state_hash=finished.state_hash,
     notes=attempt.notes,

@@ -26,6 +26,7 @@ from envace_jax.model import transformer
 from envace_jax.rollout import episodes
 from envace_jax.sampling import decode, generator
 from envace_jax.text import template as templates
+from envace_jax.worlds import base as worlds
 
 # Stop codes on the device; 0 is 'still live'.
 STOP_REASONS = (
@@ -112,6 +113,7 @@ def rehearse_episodes(
       ),
       stop_reason=STOP_REASONS[stop[row]],
       sampled_tokens=int(np.isin(authors[row, :n], decode.ACT_REHEARSE).sum()),
+      provenance=worlds.Provenance(source=types.Source.REHEARSED),
     )
     for row, n in enumerate(length)
   ]

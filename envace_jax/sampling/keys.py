@@ -23,3 +23,12 @@ def rows(key: jax.Array, sample_indices: Sequence[int]) -> jax.Array:
   """One key per row [B], derived from the row's global sample index."""
   indices = jnp.asarray(np.asarray(sample_indices, np.uint32))
   return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
+
+
+def names(row_keys: jax.Array) -> list[str]:
+  """A text for each of some typed keys [B], to seed what the host draws.
+
+  Say what is drawn in front of it: two draws of one name are equal.
+  """
+  words_B2 = np.asarray(jax.random.key_data(row_keys))
+  return [' '.join(map(str, words)) for words in words_B2.tolist()]

@@ -44,19 +44,15 @@ class RehearsePrompt:
     """The prompt of `task`; too long only if it is so without records."""
     shown: list[str] = []
     span = self._span(task, shown)
-    for record in self._candidates(task):
+    for record in self.records_for(task):
       note = notes.format_note(record.call, record.observation_text)
       longer = self._span(task, [*shown, note])
       if len(longer[0]) <= self.max_tokens:
         shown, span = [*shown, note], longer
     return span
 
-  def _span(self, task: types.Task, shown: Sequence[str]) -> templates.Span:
-    return self.template.prompt(
-      task.instruction, notes.join_notes(shown), task.tools, self.instructions
-    )
-
-  def _candidates(self, task: types.Task) -> list[types.Record]:
+  def records_for(self, task: types.Task) -> list[types.Record]:
+    """The exchanges drawn for `task`, as many as there may be."""
     draw = random.Random(f'{self.salt} {task.id}')
     own = list(task.records)
     if self.records == 'others':
@@ -66,3 +62,8 @@ class RehearsePrompt:
       candidates = own if self.records == 'own' else []
     kept = [record for record in candidates if draw.random() < self.keep]
     return kept[: self.max_records]
+
+  def _span(self, task: types.Task, shown: Sequence[str]) -> templates.Span:
+    return self.template.prompt(
+      task.instruction, notes.join_notes(shown), task.tools, self.instructions
+    )

@@ -53,7 +53,16 @@ class Response:
   generation: types.Generation | None = None
   in_own_row: bool = False
   stop: types.StopReason | None = None
-  executed: bool = False  # a real environment was given the call
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Provenance:
+  """Who was to answer a row, and what it cost."""
+
+  source: types.Source
+  real_calls: int = (
+    0  # executed in an environment, whoever was shown the answer
+  )
 
 
 class World(Protocol):
@@ -72,6 +81,9 @@ class World(Protocol):
 
   def trained_rows(self) -> list[types.Row] | None:
     """REHEARSE's own rows [B], to be trained; None where there are none."""
+
+  def provenance(self, row: int) -> Provenance:
+    """Where the answers of a row came from, since `open`."""
 
   def final_state(self, row: int) -> str | None:
     """Fingerprint of a row's real state; None where there is no such thing."""

@@ -80,6 +80,9 @@ class GatedWorld:
   def trained_rows(self) -> list[types.Row] | None:
     return self._inner.trained_rows()
 
+  def provenance(self, row: int) -> base.Provenance:
+    return self._inner.provenance(row)
+
   def final_state(self, row: int) -> str | None:
     return self._inner.final_state(row)
 

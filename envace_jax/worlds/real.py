@@ -1,5 +1,6 @@
 """The real environment, one instance per row, and the null control."""
 
+import collections
 from collections.abc import Callable, Sequence
 
 from absl import logging
@@ -13,33 +14,30 @@ NULL_OBSERVATION = '{"status": "ok"}'
 
 
 class RealWorld:
-  """Executes every call in an environment. Two attempts never share state."""
+  """Executes every call in an environment. Two attempts never share state.
+
+  A row's environment is put in place when it is first needed. One that fails
+  ends its own episode, and has no final state.
+  """
 
   def __init__(self, make_environment: Callable[[], envs.Environment]):
     self._make_environment = make_environment
-    self._environments: list[envs.Environment] = []
+    self._environments: dict[int, envs.Environment] = {}  # kept for reuse
+    self._tasks: Sequence[types.Task] = ()
+    self._ready: set[int] = set()
+    self._failed: set[int] = set()
+    self._calls = collections.Counter()  # by row
 
   def open(self, batch: base.Batch) -> None:
-    while len(self._environments) < len(batch.tasks):
-      self._environments.append(self._make_environment())
-    for environment, task in zip(self._environments, batch.tasks, strict=False):
-      environment.reset(task)
+    self._tasks = batch.tasks
+    self._ready, self._failed = set(), set()
+    self._calls = collections.Counter()
 
   def respond(
     self, session: generator.Session, requests: Sequence[base.Request]
   ) -> list[base.Response]:
     del session
-    responses = []
-    for request in requests:
-      try:
-        observation = self._environments[request.row].call(request.action)
-        responses.append(base.Response(text=observation.text, executed=True))
-      except Exception as error:  # an environment's bug is not the policy's
-        logging.warning('environment failed on %s: %r', request.action, error)
-        responses.append(
-          base.Response(stop=types.StopReason.WORLD_FAILED, executed=True)
-        )
-    return responses
+    return [self._respond(request) for request in requests]
 
   def warm_up(self, batch: base.Batch) -> None:
     del batch
@@ -47,13 +45,43 @@ class RealWorld:
   def trained_rows(self) -> None:
     return None
 
+  def provenance(self, row: int) -> base.Provenance:
+    return base.Provenance(
+      source=types.Source.REAL, real_calls=self._calls[row]
+    )
+
   def final_state(self, row: int) -> str | None:
-    return self._environments[row].state_hash()
+    if row in self._failed:
+      return None
+    try:
+      return self._environment(row).state_hash()
+    except Exception as error:
+      logging.warning('environment of row %d has no state: %r', row, error)
+      return None
 
   def close(self) -> None:
-    for environment in self._environments:
+    for environment in self._environments.values():
       environment.close()
-    self._environments = []
+    self._environments, self._ready = {}, set()
+
+  def _respond(self, request: base.Request) -> base.Response:
+    row = request.row
+    try:
+      environment = self._environment(row)
+      self._calls[row] += 1
+      return base.Response(text=environment.call(request.action).text)
+    except Exception as error:  # an environment's bug is not the policy's
+      logging.warning('environment failed on %s: %r', request.action, error)
+      self._failed.add(row)
+      return base.Response(stop=types.StopReason.WORLD_FAILED)
+
+  def _environment(self, row: int) -> envs.Environment:
+    if row not in self._environments:
+      self._environments[row] = self._make_environment()
+    if row not in self._ready:
+      self._environments[row].reset(self._tasks[row])
+      self._ready.add(row)
+    return self._environments[row]
 
 
 class NullWorld:
@@ -77,6 +105,10 @@ class NullWorld:
 
   def trained_rows(self) -> None:
     return None
+
+  def provenance(self, row: int) -> base.Provenance:
+    del row
+    return base.Provenance(source=types.Source.NULL)
 
   def final_state(self, row: int) -> None:
     del row

@@ -39,6 +39,10 @@ class RehearsedWorld:
   def trained_rows(self) -> None:
     return None  # they are the rows of ACT
 
+  def provenance(self, row: int) -> base.Provenance:
+    del row
+    return base.Provenance(source=types.Source.REHEARSED)
+
   def final_state(self, row: int) -> None:
     del row
 

@@ -15,9 +15,11 @@ import email.utils
 import hashlib
 import math
 import time
+from typing import Any, Generic, TypeVar
 
-from envace_jax import types
-from envace_jax.rewards import judge, judge_prompt
+from envace_jax.endpoints import tally as tallies
+
+T = TypeVar('T')
 
 # Worth another try: the server's state, not the request, is to blame.
 _TRANSIENT_STATUS = (408, 409, 425, 429)
@@ -51,6 +53,14 @@ class Reply:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome(Generic[T]):
+  """What became of a question: a value, or what went wrong last."""
+
+  value: T | None = None
+  error: str = ''
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Fault:
   """Why an attempt gave no reply."""
 
@@ -61,17 +71,20 @@ class Fault:
 
 async def ask(
   attempt: Callable[[int], Awaitable[Reply]],
+  read: Callable[[str | None], tuple[T, str]],
   policy: Policy,
   key: str,
-  tally: judge.Tally,
+  tally: tallies.Tally,
   *,
   sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
   clock: Callable[[], float] = time.monotonic,
-) -> judge_prompt.Answer:
-  """Attempts until a verdict; an ABSTAIN says what went wrong last.
+) -> Outcome[T]:
+  """Attempts until there is a value; otherwise says what went wrong last.
 
   Args:
     attempt: makes the call number `n`, counted from 0; may raise anything.
+    read: a reply's text -> (value, kind of what is wrong with it or '').
+    policy: how often, and for how long.
     key: of the request's content; decides the jitter.
     tally: counts calls, retries, tokens and errors.
   """
@@ -87,9 +100,9 @@ async def ask(
     else:
       tally.counts['tokens_in'] += reply.tokens_in
       tally.counts['tokens_out'] += reply.tokens_out
-      answer = judge_prompt.read(reply.text)
-      if not (error := reply.error or answer.error):
-        return answer
+      value, wrong = read(reply.text)
+      if not (error := reply.error or wrong):
+        return Outcome(value=value)
       fault = Fault(kind=error)
     tally.errors[fault.kind] += 1
     if not fault.transient:
@@ -98,7 +111,7 @@ async def ask(
     if n + 1 == policy.max_attempts or clock() + pause >= end:
       break
     await sleep(pause)
-  return judge_prompt.Answer(verdict=types.Verdict.ABSTAIN, error=fault.kind)
+  return Outcome(error=fault.kind)
 
 
 def backoff_s(policy: Policy, key: str, attempt: int) -> float:
@@ -122,6 +135,27 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> float:
   return max(0.0, seconds) if math.isfinite(seconds) else 0.0
 
 
+def reply_of(completion: Any) -> Reply:
+  """Reads the JSON of a chat completion, whatever was sent."""
+  usage = _get(completion, 'usage')
+  tokens = {
+    'tokens_in': _count(_get(usage, 'prompt_tokens')),
+    'tokens_out': _count(_get(usage, 'completion_tokens')),
+  }
+  choices = _get(completion, 'choices')
+  choice = choices[0] if isinstance(choices, list) and choices else None
+  message = _get(choice, 'message')
+  text = _get(message, 'content')
+  error = ''
+  if not isinstance(message, dict) or not isinstance(text, str | None):
+    text, error = None, 'bad_body'
+  elif choice.get('finish_reason') == 'length':
+    error = 'truncated'
+  elif choice.get('finish_reason') == 'content_filter':
+    error = 'filtered'
+  return Reply(text=text, error=error, **tokens)
+
+
 def _fault_of(error: Exception) -> Fault:
   """The kind of an exception, by its shape: the client is not imported here."""
   status = getattr(error, 'status_code', None)
@@ -139,3 +173,11 @@ def _fault_of(error: Exception) -> Fault:
   if isinstance(error, OSError) or 'APIConnectionError' in names:
     return Fault(kind='connection')
   return Fault(kind='bad_body')
+
+
+def _get(value: Any, key: str) -> Any:
+  return value.get(key) if isinstance(value, dict) else None
+
+
+def _count(value: Any) -> int:
+  return value if isinstance(value, int) and value > 0 else 0
