@@ -23,7 +23,7 @@ LAYERS = (
   ('sampling', 'learning', 'envs'),
   ('worlds', 'rewards'),
   ('rollout',),
-  ('evaluation', 'report'),
+  ('evaluation', 'report', 'published'),
   ('data', 'components'),
   ('build',),
   ('restore', 'results', 'experience'),
