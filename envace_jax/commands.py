@@ -97,16 +97,18 @@ def rehearse(workdir: str, split: str, index: int) -> int:
   )[0]
   console = rich.console.Console()
   console.print(coloured(trained.setup.data.template, episode))
-  replayed = replay.replay(
-    [episode], [task], trained.setup.data.make_environment
-  )[0]
-  for mine, theirs in zip(episode.steps, replayed.real.steps, strict=True):
-    same = mine.observation_text == theirs.observation_text
-    console.print(
-      rich.text.Text('real world: ', 'dim'),
-      rich.text.Text(theirs.observation_text, 'green' if same else 'red'),
-      sep='',
-    )
+  make_environment = trained.setup.data.make_environment
+  if make_environment is None:
+    console.print(rich.text.Text('real world: this task has none', 'dim'))
+  else:
+    (replayed,) = replay.replay([episode], [task], make_environment)
+    for mine, theirs in zip(episode.steps, replayed.real.steps, strict=True):
+      same = mine.observation_text == theirs.observation_text
+      console.print(
+        rich.text.Text('real world: ', 'dim'),
+        rich.text.Text(theirs.observation_text, 'green' if same else 'red'),
+        sep='',
+      )
   console.print(rich.text.Text(f'ended: {episode.stop_reason.value}', 'dim'))
   return 0
 

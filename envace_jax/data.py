@@ -270,7 +270,7 @@ def _desk_of(config, task: types.Task) -> desk_data.DeskConfig | None:
   name, seed = map(task.environment.get, ('name', 'seed'))
   if name != 'desk' or not isinstance(seed, int):
     raise errors.UserError(
-      f"task {task.id}: its environment is {name!r} of seed {seed!r}; only "
+      f'task {task.id}: its environment is {name!r} of seed {seed!r}; only '
       "'desk' with a whole number is known, leave it out to train without"
     )
   if config.data.world == 'jsonl':

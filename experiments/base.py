@@ -32,9 +32,9 @@ def get_config() -> ml_collections.ConfigDict:
   c.data.reflections = 0.0  # share that ends in the attempt's own assessment
   c.data.records = False  # training tasks carry their executed oracle plan
   c.data.vocab_size = 768  # cap, 256 byte pieces included
-  # Your files, with {split} in the name: train, dev, test_iid, test_ood. 'jsonl'
-  # is records of ours, and demonstrations a fifth file; 'published' is checklist
-  # samples (.json, .jsonl, .parquet), where * in the name stands for anything.
+  # Your files, with {split} in the name: train, dev, test_iid, test_ood. For
+  # 'jsonl' they hold records of ours, demonstrations being a fifth split; for
+  # 'published' checklist samples, and * in the name stands for anything.
   c.data.files = ''
   c.data.strict = False  # 'published': the first fault of a sample is an error
 

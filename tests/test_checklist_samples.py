@@ -215,9 +215,7 @@ def test_repeated_ids_overlong_and_refused_samples_are_counted():
   loaded = checklist_samples.from_rows(rows, **options)
   assert [task.id for task in loaded.tasks] == ['a', 'b', 'c']
   assert loaded.dropped == {'repeated_id': 2, 'overlong': 1, 'refused': 1}
-  assert loaded.first['overlong'] == (
-    'memory row 3: sample: eleven of ten'
-  )
+  assert loaded.first['overlong'] == ('memory row 3: sample: eleven of ten')
   assert (
     'memory row 2: extra_info.original_index' in (loaded.first['repeated_id'])
   )

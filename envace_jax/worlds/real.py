@@ -1,6 +1,6 @@
 """The real environment, one instance per row, and the null control."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from absl import logging
 
@@ -50,6 +50,9 @@ class RealWorld:
   def final_state(self, row: int) -> str | None:
     return self._environments[row].state_hash()
 
+  def interventions(self) -> Mapping[str, int]:
+    return {}
+
   def close(self) -> None:
     for environment in self._environments:
       environment.close()
@@ -80,6 +83,9 @@ class NullWorld:
 
   def final_state(self, row: int) -> None:
     del row
+
+  def interventions(self) -> Mapping[str, int]:
+    return {}
 
   def close(self) -> None:
     pass
