@@ -27,7 +27,7 @@ LAYERS = (
   ('data', 'components'),
   ('build',),
   ('restore', 'results', 'experience'),
-  ('train', 'bench', 'commands', 'check', 'compare'),
+  ('train', 'bench', 'commands', 'check', 'compare', 'export'),
   ('main',),
 )
 # Needs less than its layer allows.
