@@ -6,7 +6,7 @@ import json
 import published
 import pytest
 
-from envace_jax import data, errors, export
+from envace_jax import build, data, errors, export
 from envace_jax.envs import desk
 from experiments import quickstart
 
@@ -221,6 +221,9 @@ def test_foreign_samples_have_no_environment(folder, tmp_path, caplog):
   assert read.make_environment is None
   assert caplog.text.count('where it can be executed') == 1
   assert read.tasks['dev'][0].user_turns
+  config.rollout.mode, config.rollout.world = 'host', 'real'
+  with pytest.raises(errors.UserError, match="world='rehearsal'"):
+    build.Setup(config, tmp_path / 'run')
 
 
 def test_a_reference_to_another_desk_is_named(folder, tmp_path):
