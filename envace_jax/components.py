@@ -101,12 +101,14 @@ def validate(config: ml_collections.ConfigDict) -> None:
     phase, key = name.split('.')
     if config[phase][key] < 0:
       raise errors.UserError(f'{name} must not be negative')
-  if config.private.memory == 'written' and not (
-    config.data.reflections or config.data.world == 'jsonl'
+  if config.private.memory == 'written' and (
+    config.data.world == 'published'  # samples hold no assessments
+    or not (config.data.reflections or config.data.world == 'jsonl')
   ):
     raise errors.UserError(
       "private.memory='written' needs a policy that was taught to assess its "
-      'attempts; set data.reflections above 0'
+      'attempts; set data.reflections above 0 where data.world is not '
+      "'published'"
     )
   try:  # what the components themselves refuse
     sharding.make_mesh(**config.mesh.to_dict())

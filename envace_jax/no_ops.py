@@ -49,8 +49,8 @@ def _data(data) -> list[str]:
   if data.world in ('small', 'resampled'):
     return ["data.files: only for data.world='jsonl' or 'published'", _STRICT]
   found = [
-    'data.num_*, data.habits, data.notes_fraction, data.records: data comes '
-    'from your files'
+    'data.num_*, data.habits, data.notes_fraction, data.records, '
+    'data.reflections: data comes from your files'
   ]
   return found if data.world == 'published' else [*found, _STRICT]
 

@@ -132,13 +132,16 @@ def test_changed_files_are_noticed(prepared, jsonl, tmp_path):
     ({'world': 'mars'}, ['mars', 'resampled']),
     ({'world': 'jsonl', 'files': 'tasks.jsonl'}, ['jsonl', '{split}']),
     ({'world': 'published', 'files': ''}, ['published', '{split}']),
+    ({'world': 'published', 'files': '{split}.json'}, ["memory='written'"]),
   ],
   ids=str,
 )
 def test_wrong_options_are_one_sentence(options, words):
   components.validate(tiny())
+  config = tiny(**options, reflections=0.1)
+  config.private.memory = 'written'
   with pytest.raises(errors.UserError) as caught:
-    components.validate(tiny(**options))
+    components.validate(config)
   assert all(word in str(caught.value) for word in words)
 
 

@@ -13,6 +13,7 @@ from envace_jax import (
   commands,
   compare,
   components,
+  errors,
   experience,
   export,
   restore,
@@ -266,6 +267,12 @@ def test_foreign_samples_train_and_measure_what_can_be(
   assert summary['real_calls'] == 0
   page = (workdir / 'report.html').read_text()
   assert 'did not measure success in the real environment; in its' in page
+  for command in (
+    commands.study_private_rehearsal,
+    lambda path: commands.rehearse_privately(path, 'dev', 0),
+  ):
+    with pytest.raises(errors.UserError, match='cannot be executed'):
+      command(str(workdir))
   capsys.readouterr()
   assert commands.rehearse(str(workdir), 'test_iid', 0) == 0
   assert 'real world: this task has none' in capsys.readouterr().out

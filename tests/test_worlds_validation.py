@@ -153,7 +153,7 @@ def test_rejections_are_counted_by_code_where_somebody_watches(policy, split):
     counts = world.interventions()
     assert sorted(counts.values()) == ([0, 0, 3] if watching else [])
     assert set(counts) <= {f'rejected/{c}' for c in validation.ANSWER_CODES}
-  assert not real.NullWorld('').interventions()
+  assert not real.NullWorld().interventions()
   assert not real.RealWorld(None).interventions()
 
 
