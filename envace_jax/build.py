@@ -1,9 +1,11 @@
 """A run's data, policy, worlds and evaluation, put together from its config."""
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 import pathlib
 
+from absl import logging
 import jax
 import ml_collections
 
@@ -14,10 +16,7 @@ from envace_jax.evaluation import evaluator as evaluators
 from envace_jax.evaluation import runner as runners
 from envace_jax.learning import batch as batches
 from envace_jax.model import sharding, transformer
-from envace_jax.rewards import (
-  judge_cache,
-  judge_endpoint,
-)
+from envace_jax.rewards import judge_cache, judge_endpoint, scoring
 from envace_jax.rollout import collect
 from envace_jax.sampling import keys
 from envace_jax.tasks import order
@@ -62,11 +61,7 @@ class Setup:
     self.runner = runners.Runner(
       decoder=self.decoder,
       template=self.data.template,
-      environment=runners.Environment(
-        make=self.data.make_environment,
-        is_write=desk_tasks.is_write,
-        determinable=desk.determinable,
-      ),
+      environment=self._environment(),
       rehearsed_world=lambda params: self.rehearsed_world(params, 0),
       on_device=config.rollout.mode == 'on_device',
       rows=config.evaluation.batch_tasks * config.evaluation.samples,
@@ -77,6 +72,7 @@ class Setup:
       runner=self.runner,
       tasks=self.data.tasks,
       samples=config.evaluation.samples,
+      score=self.score,
     )
     self._task_order = order.Order(
       len(self.data.tasks['train']), seed=config.seed
@@ -85,6 +81,21 @@ class Setup:
       name: order.Order(len(self.rows), seed=config.seed + salt)
       for salt, name in enumerate(('warm_start', 'supervised', 'anchor'))
     }
+
+  def _environment(self) -> runners.Environment | None:
+    """Where tasks are executed, if they can be."""
+    if self.data.make_environment is None:
+      if self.config.rollout.world == 'real':
+        raise errors.UserError(
+          "rollout.world='real', but no task says where it can be executed; "
+          "set rollout.world='rehearsal', or write environments into the tasks"
+        )
+      return None
+    return runners.Environment(
+      make=self.data.make_environment,
+      is_write=desk_tasks.is_write,
+      determinable=desk.determinable,
+    )
 
   def _check_user_turns(self) -> None:
     if self.config.rollout.mode == 'host':
@@ -101,12 +112,13 @@ class Setup:
     shapes = jax.eval_shape(
       lambda: transformer.init_params(self.model, jax.random.key(0))
     )
-    left_out = len(self.data.demonstrations) - len(self.rows)
+    views = 2 if self.config.rollout.view == 'split' else 1
+    left_out = views * len(self.data.demonstrations) - len(self.rows)
     return (
       f'{transformer.num_params(shapes):,} parameters, '
       f'{self.data.tokenizer.vocab_size} pieces, '
       f'{len(self.data.tasks["train"])} training tasks, '
-      f'{len(self.rows)} demonstrations ({left_out} too long), '
+      f'{len(self.rows)} rows of demonstrations ({left_out} too long), '
       f'{self.mesh.size} device(s)'
     )
 
@@ -127,6 +139,21 @@ class Setup:
     size = self.config.rl.tasks_per_step
     indices = self._task_order.batch_indices(cursor, size)
     return [self.data.tasks['train'][i] for i in indices]
+
+  def score(
+    self, tasks: Sequence[types.Task], episodes: Sequence[types.Episode]
+  ) -> list[types.Score]:
+    """Measures by the training checklist, and by the judge if there is one.
+
+    Under our own rule, whatever the reward's is: what could not be judged is no
+    failure.
+    """
+    scores = scoring.score_episodes(tasks, episodes, self.judge)
+    if self.judge is not None:
+      report = self.judge.take_report()
+      if report.requests:
+        logging.info('evaluation, %s', report.line())
+    return scores
 
   def place(self, batch):
     """Host rows onto the mesh; None stays None."""

@@ -49,9 +49,9 @@ def study_private_rehearsal(workdir: str) -> int:
   """Measures private rehearsal in full, before and after, and prints it.
 
   Raises:
-    UserError: the run is not finished, or has split views.
+    UserError: the run is not finished, has split views, or no environment.
   """
-  trained = load(workdir)
+  trained = _executable(workdir)
   setup = trained.setup
   if setup.config.rollout.view == 'split':
     raise errors.UserError(
@@ -97,16 +97,18 @@ def rehearse(workdir: str, split: str, index: int) -> int:
   )[0]
   console = rich.console.Console()
   console.print(coloured(trained.setup.data.template, episode))
-  replayed = replay.replay(
-    [episode], [task], trained.setup.data.make_environment
-  )[0]
-  for mine, theirs in zip(episode.steps, replayed.real.steps, strict=True):
-    same = mine.observation_text == theirs.observation_text
-    console.print(
-      rich.text.Text('real world: ', 'dim'),
-      rich.text.Text(theirs.observation_text, 'green' if same else 'red'),
-      sep='',
-    )
+  make_environment = trained.setup.data.make_environment
+  if make_environment is None:
+    console.print(rich.text.Text('real world: this task has none', 'dim'))
+  else:
+    (replayed,) = replay.replay([episode], [task], make_environment)
+    for mine, theirs in zip(episode.steps, replayed.real.steps, strict=True):
+      same = mine.observation_text == theirs.observation_text
+      console.print(
+        rich.text.Text('real world: ', 'dim'),
+        rich.text.Text(theirs.observation_text, 'green' if same else 'red'),
+        sep='',
+      )
   console.print(rich.text.Text(f'ended: {episode.stop_reason.value}', 'dim'))
   return 0
 
@@ -116,7 +118,7 @@ def rehearse_privately(workdir: str, split: str, index: int) -> int:
 
   The one committed execution is greedy, in the real world.
   """
-  trained = load(workdir)
+  trained = _executable(workdir)
   task = _task(trained, split, index)
   runner, settings = trained.setup.runner, trained.setup.private
   rehearsed = private.rehearse(
@@ -153,6 +155,16 @@ def rehearse_privately(workdir: str, split: str, index: int) -> int:
     )
   )
   return 0
+
+
+def _executable(workdir: str) -> Trained:
+  trained = load(workdir)
+  if trained.setup.runner.environment is None:
+    raise errors.UserError(
+      f'the tasks of {workdir} cannot be executed, and private rehearsal ends '
+      'in an execution; give a run whose tasks say where'
+    )
+  return trained
 
 
 def _task(trained: Trained, split: str, index: int) -> types.Task:

@@ -74,6 +74,8 @@ def run(directory: str) -> int:
       change = difference(
         [(r.after[table], r.before[table]) for r in seeds.values()]
       )
+      if change is None:  # nothing was executed
+        continue
       means = [
         np.mean([np.mean(list(side[table].values())) for side in sides])
         for sides in (
@@ -86,7 +88,8 @@ def run(directory: str) -> int:
       )
       records.append({'table': table, 'arm': arm, 'against': 'warm start'}
                      | change)  # fmt: skip
-    console.print(shown)
+    if shown.row_count:
+      console.print(shown)
     records += _between(arms, table, console)
   for arm, seeds in arms.items():
     records += _measures(arm, list(seeds.values()), console)
@@ -109,6 +112,8 @@ def _between(arms, table: str, console) -> list[dict]:
     change = difference(
       [(arms[arm][s].after[table], arms[other][s].after[table]) for s in seeds]
     )
+    if change is None:
+      continue
     shown.add_row(arm, other, str(len(seeds)), *_text(change))
     records.append({'table': table, 'arm': arm, 'against': other} | change)
   if records:
@@ -154,9 +159,9 @@ def _private(arm: str, runs: list[Run], console) -> list[dict]:
     by_cap = collections.defaultdict(list)
     for run in runs:
       for line in run.measured[phase].get('private_rehearsal_by_cap', ()):
-        by_cap[line['cap']].append(
-          {k: line[k]['mean'] for k in ('plain', 'rehearsed', 'placebo')}
-        )
+        means = {k: line[k]['mean'] for k in ('plain', 'rehearsed', 'placebo')}
+        if None not in means.values():
+          by_cap[line['cap']].append(means)
     for cap, lines in by_cap.items():
       change = _over_seeds(
         [line['rehearsed'] - line['plain'] for line in lines]
@@ -238,9 +243,14 @@ def _over_seeds(differences: list[float]) -> dict:
   }
 
 
-def difference(pairs: list[tuple[Outcomes, Outcomes]]) -> dict:
-  """Mean of left minus right over seeds and tasks, with interval and p."""
+def difference(pairs: list[tuple[Outcomes, Outcomes]]) -> dict | None:
+  """Mean of left minus right over seeds and tasks, with interval and p.
+
+  None where no task was measured on both sides of every seed.
+  """
   tasks = sorted(set.intersection(*({*a} & {*b} for a, b in pairs)))
+  if not tasks:
+    return None
   matrix = np.asarray([[a[t] - b[t] for t in tasks] for a, b in pairs])
   interval = intervals.seeds_then_tasks(matrix, seed=_SEED)
   return {

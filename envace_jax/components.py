@@ -19,11 +19,13 @@ from envace_jax.rollout import per_action, private_rehearsal
 from envace_jax.sampling import generator, samplers
 
 WORLDS = ('rehearsal', 'real', 'simulator', 'null')
+DATA_WORLDS = ('small', 'resampled', 'jsonl', 'published')
 
 
 def validate(config: ml_collections.ConfigDict) -> None:
   """Refuses what cannot work, in one sentence that names the remedy."""
   rollout, rl = config.rollout, config.rl
+  _validate_data(config.data)
   _one_of('rollout.world', rollout.world, WORLDS)
   _one_of('rollout.mode', rollout.mode, ('on_device', 'host'))
   _one_of('rollout.validation', rollout.validation, ('policy', 'program'))
@@ -100,12 +102,14 @@ def validate(config: ml_collections.ConfigDict) -> None:
     phase, key = name.split('.')
     if config[phase][key] < 0:
       raise errors.UserError(f'{name} must not be negative')
-  if config.private.memory == 'written' and not (
-    config.data.reflections or config.data.world == 'jsonl'
+  if config.private.memory == 'written' and (
+    config.data.world == 'published'  # samples hold no assessments
+    or not (config.data.reflections or config.data.world == 'jsonl')
   ):
     raise errors.UserError(
       "private.memory='written' needs a policy that was taught to assess its "
-      'attempts; set data.reflections above 0'
+      'attempts; set data.reflections above 0 where data.world is not '
+      "'published'"
     )
   try:  # what the components themselves refuse
     sharding.make_mesh(**config.mesh.to_dict())
@@ -119,6 +123,16 @@ def validate(config: ml_collections.ConfigDict) -> None:
     rl_optimizer(config)
   except ValueError as error:
     raise errors.UserError(str(error)) from error
+
+
+def _validate_data(data: ml_collections.ConfigDict) -> None:
+  """Where tasks come from."""
+  _one_of('data.world', data.world, DATA_WORLDS)
+  if data.world in ('jsonl', 'published') and '{split}' not in data.files:
+    raise errors.UserError(
+      f'data.world={data.world!r} needs data.files, a path that contains '
+      '{split} (train, dev, test_iid, test_ood)'
+    )
 
 
 def _validate_reuse(rl: ml_collections.ConfigDict) -> None:

@@ -1,18 +1,21 @@
 """Everything a run reads: tasks, demonstrations, and the words for them.
 
-Prepared once per workdir: MiniDesk tasks and demonstrations are generated (or
-the user's JSONL is read), stored as a TFDS dataset, and a tokenizer is trained
-on the demonstrations' texts. A restart reads what is there.
+Prepared once per workdir: MiniDesk tasks and demonstrations are generated, or
+the user's files are read, stored as a TFDS dataset, and a tokenizer is trained
+on the demonstrations' texts. A restart reads what is there; of the user's files
+it compares JSONL of ours, and needs published samples no more.
 """
 
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
+import json
 import pathlib
 
+from absl import logging
 import ml_collections
 
-from envace_jax import errors, progress, types
+from envace_jax import errors, progress, published, types, workdirs
 from envace_jax.envs import base as envs
 from envace_jax.envs import (
   desk,
@@ -27,7 +30,7 @@ from envace_jax.tasks import dataset
 from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers
 
-WORLDS = ('small', 'resampled', 'jsonl')
+GENERATED = ('small', 'resampled')  # values of data.world that need no files
 SPLITS = desk_tasks.SPLITS
 TOKENIZER_FILE = 'tokenizer.model'
 _DATASET = 'records'
@@ -42,19 +45,17 @@ class Data:
   demonstrations: list[types.Demonstration]
   tokenizer: tokenizers.Tokenizer
   template: templates.Template
-  make_environment: Callable[[], envs.Environment]
+  # None: no task says where it can be executed, so nothing can be measured
+  # for real.
+  make_environment: Callable[[], envs.Environment] | None
 
 
 def prepare(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> Data:
   """Reads the workdir's data, making it first where it is missing.
 
   Raises:
-    UserError: a user's file is wrong, a split is empty, or an option is.
+    UserError: a user's file is wrong, or a split is empty.
   """
-  if config.data.world not in WORLDS:
-    raise errors.UserError(
-      f'data.world={config.data.world!r}; use one of {", ".join(WORLDS)}'
-    )
   directory = workdir / 'data'
   try:
     records = _stored(config, directory)
@@ -70,12 +71,26 @@ def prepare(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> Data:
     demonstrations=demonstrations,
     tokenizer=tokenizer,
     template=template(config, tokenizer, config.prompt.tools),
-    make_environment=functools.partial(desk.Desk, desk_config(config)),
+    make_environment=_environment(config, tasks),
   )
 
 
+def generate_tasks(
+  config: ml_collections.ConfigDict,
+) -> tuple[dict[str, list[types.Task]], desk_data.DeskConfig]:
+  """MiniDesk tasks by split, and the desk that they are made for."""
+  c, world = config.data, desk_config(config)
+  counts = {
+    'train': c.num_train,
+    'dev': c.num_dev,
+    'test_iid': c.num_test,
+    'test_ood': c.num_test,
+  }
+  return desk_tasks.make_tasks(world, counts, c.world_seed), world
+
+
 def desk_config(config: ml_collections.ConfigDict) -> desk_data.DeskConfig:
-  """The desk that tasks are made for and executed on."""
+  """The desk that tasks are made for."""
   size = desk.RESAMPLED if config.data.world == 'resampled' else desk.SMALL
   return dataclasses.replace(size, seed=config.data.world_seed)
 
@@ -139,28 +154,35 @@ def _stored(config, directory: pathlib.Path) -> dict[str, list]:
   c = config.data
   if c.world == 'jsonl':
     stored = dataset.write_dataset_from_jsonl(
-      directory, _DATASET, _user_records(c)
+      directory,
+      _DATASET,
+      {
+        split: c.files.replace('{split}', split)
+        for split in (*SPLITS, _DEMONSTRATIONS)
+      },
     )
   else:
     stored = dataset.find_dataset(directory, _DATASET)
+    make = _generate if c.world in GENERATED else _read_published
     if stored is None:
-      stored = dataset.write_dataset(directory, _DATASET, _generate(config))
+      stored = dataset.write_dataset(
+        directory, _DATASET, make(config, directory)
+      )
+  if c.world == 'published':
+    reported = json.loads((directory / published.REPORT_FILE).read_text())
+    for line in published.lines(reported):
+      logging.info('data: %s', line)
   return {
     split: list(dataset.Records(stored, split))
     for split in (*SPLITS, _DEMONSTRATIONS)
   }
 
 
-def _generate(config) -> dict[str, Sequence]:
-  c, world = config.data, desk_config(config)
-  counts = {
-    'train': c.num_train,
-    'dev': c.num_dev,
-    'test_iid': c.num_test,
-    'test_ood': c.num_test,
-  }
+def _generate(config, directory: pathlib.Path) -> dict[str, Sequence]:
+  del directory
+  c = config.data
   with progress.bar('data: tasks and demonstrations', 2, unit='part') as bar:
-    made = desk_tasks.make_tasks(world, counts, c.world_seed)
+    made, world = generate_tasks(config)
     if c.records:
       made['train'] = desk_samples.grounded(made['train'], world)
     bar.advance()
@@ -179,15 +201,84 @@ def _generate(config) -> dict[str, Sequence]:
   return {**made, _DEMONSTRATIONS: demonstrations}
 
 
-def _user_records(c) -> dict[str, str]:
-  """The user's files by split name; `{split}` in the path is replaced."""
-  if '{split}' not in c.jsonl_tasks or not c.jsonl_demonstrations:
+def _read_published(config, directory: pathlib.Path) -> dict[str, Sequence]:
+  """The user's samples; what was lost is written down before they are."""
+
+  def too_long_after(demonstrations) -> published.TooLong:
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = _tokenizer(config, directory, demonstrations)
+    return lambda task: _too_long(config, tokenizer, task)
+
+  loaded = published.read(
+    config.data.files, SPLITS, too_long_after, strict=config.data.strict
+  )
+  workdirs.write_json(
+    directory / published.REPORT_FILE, published.report(loaded)
+  )
+  tasks = {split: samples.tasks for split, samples in loaded.items()}
+  return tasks | {_DEMONSTRATIONS: loaded['train'].demonstrations}
+
+
+def _too_long(config, tokenizer: tokenizers.Tokenizer, task: types.Task) -> str:
+  """Which of a task's prompts does not fit, '' if all do."""
+  rollout, prompt = config.rollout, config.prompt
+  prompts = [('prompt_tokens', prompt.tools, task.system)]
+  if rollout.view == 'split':
+    c = prompt.rehearse
+    prompts.append(('rehearse_prompt_tokens', c.tools, c.instructions))
+  for limit, tools, system in prompts:
+    rows = template(config, tokenizer, tools)
+    ids, _ = rows.prompt(task.instruction, '', task.tools, system)
+    if len(ids) > rollout[limit]:
+      return f'{len(ids)} tokens are more than rollout.{limit}={rollout[limit]}'
+  return ''
+
+
+def _environment(
+  config, tasks: dict[str, list[types.Task]]
+) -> Callable[[], envs.Environment] | None:
+  """The desk that the tasks name; None if there is none that names one.
+
+  Raises:
+    UserError: some do and some do not, or they name different ones.
+  """
+  if config.data.world in GENERATED:
+    return functools.partial(desk.Desk, desk_config(config))
+  named = {}
+  for task in (task for split in tasks.values() for task in split):
+    named.setdefault(_desk_of(config, task), task.id)
+  if len(named) > 1:
+    (one, task), (other, another) = list(named.items())[:2]
     raise errors.UserError(
-      "data.world='jsonl' needs data.jsonl_tasks, a path that contains "
-      '{split} (train, dev, test_iid, test_ood), and data.jsonl_demonstrations'
+      f'task {task} is executed in {one or "nothing"} and task {another} in '
+      f'{other or "nothing"}; let all of them name one desk, or none'
     )
-  paths = {split: c.jsonl_tasks.format(split=split) for split in SPLITS}
-  return paths | {_DEMONSTRATIONS: c.jsonl_demonstrations}
+  (one,) = named
+  if one is None:
+    logging.warning(
+      'no task says where it can be executed: real success, the gap, fidelity, '
+      'optimism and private rehearsal are not measured, only success in the '
+      "policy's own world"
+    )
+    return None
+  return functools.partial(desk.Desk, one)
+
+
+def _desk_of(config, task: types.Task) -> desk_data.DeskConfig | None:
+  if not task.environment:
+    return None
+  name, seed = map(task.environment.get, ('name', 'seed'))
+  if name != 'desk' or not isinstance(seed, int):
+    raise errors.UserError(
+      f'task {task.id}: its environment is {name!r} of seed {seed!r}; only '
+      "'desk' with a whole number is known, leave it out to train without"
+    )
+  if config.data.world == 'jsonl':
+    return desk_config(config)
+  try:
+    return desk_samples.desk_of(task.environment)
+  except ValueError as error:
+    raise errors.UserError(f'task {task.id}: {error}') from error
 
 
 def _tokenizer(config, directory, demonstrations) -> tokenizers.Tokenizer:
@@ -195,7 +286,7 @@ def _tokenizer(config, directory, demonstrations) -> tokenizers.Tokenizer:
   path = directory / TOKENIZER_FILE
   if not path.exists():
     texts = [text for demo in demonstrations for text in _texts(demo)]
-    if config.data.world != 'jsonl':
+    if config.data.world in GENERATED:
       texts += desk_data.lexicon()  # values that no demonstration mentions
     trained = tokenizers.SentencePieceTokenizer.train(
       texts, config.data.vocab_size, thoughts=config.prompt.thoughts

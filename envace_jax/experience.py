@@ -5,6 +5,7 @@ the groups into rows with role-wise advantages, one batch per minibatch. Both
 are functions of config, parameters, step and task cursor.
 """
 
+import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
 
@@ -30,6 +31,14 @@ class Gathered:
   groups: Sequence[Group]
   cursor: int  # position of the first task of the next step
   metrics: Mapping[str, float]
+  spend: Mapping[str, float]  # of judges; differs from run to run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Draw:
+  groups: Sequence[Group]
+  counts: Mapping[str, int]  # judged, refused and rejected; deterministic
+  spend: Mapping[str, int]
 
 
 def gather(
@@ -42,10 +51,14 @@ def gather(
   """
   config = setup.config
   size = config.rl.tasks_per_step
+  draws: list[_Draw] = []
+
+  def sample(position: int, draw: int) -> Sequence[Group]:
+    draws.append(_draw(setup, simulator_params, params, step, position, draw))
+    return draws[-1].groups
+
   filled = dynamic_sampling.fill(
-    lambda position, draw: _draw(
-      setup, simulator_params, params, step, position, draw
-    ),
+    sample,
     lambda group: dynamic_sampling.has_signal([s.reward for _, s in group]),
     cursor=cursor,
     wanted=size,
@@ -53,6 +66,7 @@ def gather(
   )
   sampled = [pair for group in filled.collected for pair in group]
   metrics = dict(statistics.summarise(*map(list, zip(*sampled, strict=True))))
+  metrics |= _summed([draw.counts for draw in draws])
   if config.rl.dynamic_sampling_draws:
     metrics |= {
       'groups/drawn': filled.drawn,
@@ -64,6 +78,7 @@ def gather(
     groups=[_renumbered(group, i) for i, group in enumerate(filled.groups)],
     cursor=filled.cursor,
     metrics=metrics,
+    spend=_summed([draw.spend for draw in draws]),
   )
 
 
@@ -116,13 +131,14 @@ def _draw(
   step: int,
   position: int,
   draw: int,
-) -> list[Group]:
+) -> _Draw:
   """The groups of `tasks_per_step` tasks, sampled with the draw's own keys."""
   config = setup.config
   tasks = setup.tasks_from(position)
+  world = setup.training_world(params, simulator_params, step)
   episodes = setup.collector.collect(
     params,
-    setup.training_world(params, simulator_params, step),
+    world,
     tasks,
     keys.stream(config.seed, f'rollout/{draw}' if draw else 'rollout', step),
     rules=_rules(setup),
@@ -134,12 +150,24 @@ def _draw(
     success_bonus=config.reward.success_bonus,
     rule=components.reward_rule(config),
   )
+  counts = {} if world is None else dict(world.interventions())
+  spend = {}
   if setup.judge is not None:
-    logging.info('%s', setup.judge.take_report().line())
+    report = setup.judge.take_report()
+    logging.info('%s', report.line())
+    counts |= report.verdicts()
+    spend = report.spend()
   groups = [[] for _ in tasks]
   for episode, score in zip(episodes, scores, strict=True):
     groups[episode.group].append((episode, score))
-  return groups
+  return _Draw(groups=groups, counts=counts, spend=spend)
+
+
+def _summed(parts: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
+  total = collections.Counter()
+  for part in parts:
+    total.update(part)  # `+` would lose the zeros
+  return total
 
 
 def _rules(setup: build.Setup) -> alternation.Rules:

@@ -1,4 +1,4 @@
-"""The `envace` command: train | evaluate | rehearse | compare | bench | check.
+"""The `envace` command.
 
   envace train    --config experiments/quickstart.py --workdir runs/a
   envace check    --config experiments/quickstart.py --config.rl.steps=3
@@ -7,6 +7,7 @@
   envace evaluate --workdir runs/a --private
   envace compare  --workdir runs/sweep
   envace bench    --config experiments/quickstart.py --json bench.json
+  envace export-samples --config experiments/quickstart.py --out samples
 
 What is wrong with a command is said in one sentence, with exit code 2.
 """
@@ -22,7 +23,15 @@ from ml_collections import config_flags
 from envace_jax import errors
 
 _PACKAGE = str(pathlib.Path(__file__).parent)
-COMMANDS = ('train', 'evaluate', 'rehearse', 'compare', 'bench', 'check')
+COMMANDS = (
+  'train',
+  'evaluate',
+  'rehearse',
+  'compare',
+  'bench',
+  'check',
+  'export-samples',
+)
 
 _CONFIG = config_flags.DEFINE_config_file(
   'config',
@@ -33,6 +42,9 @@ _CONFIG = config_flags.DEFINE_config_file(
 )
 _WORKDIR = flags.DEFINE_string('workdir', None, "The run's directory.")
 _JSON = flags.DEFINE_string('json', None, 'bench: also write records here.')
+_OUT = flags.DEFINE_string(
+  'out', None, 'export-samples: directory to write to.'
+)
 _SPLIT = flags.DEFINE_string(
   'split', 'test_iid', 'rehearse: tasks to pick from.'
 )
@@ -101,6 +113,10 @@ def _run(command: str) -> int:
     from envace_jax import check
 
     return check.run(_config())
+  if command == 'export-samples':
+    from envace_jax import export
+
+    return export.run(_config(), _out())
   if command == 'compare':
     from envace_jax import compare
 
@@ -162,6 +178,12 @@ def _workdir() -> str:
   if _WORKDIR.value is None:
     raise errors.UserError('give --workdir, the directory of the run')
   return _WORKDIR.value
+
+
+def _out() -> str:
+  if _OUT.value is None:
+    raise errors.UserError('give --out, the directory to write to')
+  return _OUT.value
 
 
 def _is_ours(record) -> bool:

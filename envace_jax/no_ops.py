@@ -8,6 +8,8 @@ and a trainer in float32 differ, at a ratio that is 1 otherwise.
 
 import ml_collections
 
+_STRICT = "data.strict: only for data.world='published'"
+
 
 def find(config: ml_collections.ConfigDict) -> list[str]:
   """One line per idle option, from the config alone."""
@@ -33,16 +35,24 @@ def find(config: ml_collections.ConfigDict) -> list[str]:
     ]
   if rollout.mode == 'on_device':
     found.append("rollout.widths: only for evaluation while mode='on_device'")
-  if config.data.world == 'jsonl':
-    found.append('data.num_*, data.habits: data comes from your files')
-  else:
-    found.append("data.jsonl_*: only for data.world='jsonl'")
+  found += _data(config.data)
   found += _worlds(rollout)
   found += _private(config)
   for role in ('act', 'rehearse'):
     if rollout[role].temperature == 0:
       found.append(f'rollout.{role}.top_k, .top_p: greedy')
   return found
+
+
+def _data(data) -> list[str]:
+  """What concerns data of another origin."""
+  if data.world in ('small', 'resampled'):
+    return ["data.files: only for data.world='jsonl' or 'published'", _STRICT]
+  found = [
+    'data.num_*, data.habits, data.notes_fraction, data.records, '
+    'data.reflections: data comes from your files'
+  ]
+  return found if data.world == 'published' else [*found, _STRICT]
 
 
 def _rewards(reward) -> list[str]:

@@ -13,7 +13,6 @@ from envace_jax.evaluation import evaluator as evaluators
 from envace_jax.evaluation import private, private_study, replay
 from envace_jax.report import page, transcripts
 from envace_jax.report import summary as summaries
-from envace_jax.rewards import checklist
 from envace_jax.text import template as templates
 
 _SHOWN = ('real_success', 'rehearsed_success', 'gap', 'fidelity')
@@ -30,7 +29,9 @@ def measure(setup: build.Setup, params, path: pathlib.Path, name: str) -> dict:
   borrowed = _borrowed(setup, name)
   if borrowed is not None:
     return borrowed
-  made_private = setup.private.rule.attempts > 0
+  made_private = (
+    setup.private.rule.attempts > 0 and setup.runner.environment is not None
+  )
   setup.evaluator.real_calls = 0
   with progress.bar(f'measuring {name.replace("_", " ")}', 2) as bar:
     measured = setup.evaluator.held_out(params)
@@ -149,22 +150,29 @@ def write_transcripts(setup: build.Setup, params, path: pathlib.Path) -> None:
     by_family.setdefault(task.family, task)
   tasks = list(by_family.values())
   episodes = setup.runner.rehearsed(params, tasks, stream=5, samples=1)
-  replays = replay.replay(episodes, tasks, setup.data.make_environment)
+  scores = setup.score(tasks, episodes)
+  replays = [None] * len(tasks)
+  if setup.data.make_environment is not None:
+    replays = replay.replay(episodes, tasks, setup.data.make_environment)
   transcripts.write_records(
     path / 'transcripts.jsonl',
     [
-      record(setup.data.template, task, r)
-      for task, r in zip(tasks, replays, strict=True)
+      record(setup.data.template, *one)
+      for one in zip(tasks, episodes, scores, replays, strict=True)
     ],
   )
 
 
 def record(
-  template: templates.Template, task: types.Task, replayed: replay.Replay
+  template: templates.Template,
+  task: types.Task,
+  episode: types.Episode,
+  score: types.Score,
+  replayed: replay.Replay | None,
 ) -> dict:
   """One rehearsed episode as `report.transcripts` reads it."""
-  episode, row = replayed.rehearsed, replayed.rehearsed.rows[0]
-  score = checklist.score_training(task, episode)
+  row = episode.rows[0]
+  steps = [] if replayed is None else replayed.real.steps
   return {
     'task_id': task.id,
     'family': task.family,
@@ -181,7 +189,5 @@ def record(
       for author, start, stop in templates.runs(row.authors)
     ],
     'real_spans': None,
-    'real_observations': [
-      step.observation_text for step in replayed.real.steps
-    ],
+    'real_observations': [step.observation_text for step in steps],
   }

@@ -35,9 +35,9 @@ from envace_jax.sampling import keys
 State = learning.TrainState
 # What a phase carries from step to step beside its arrays: JSON, checkpointed.
 Carry = Mapping[str, int]
-Advance = Callable[
-  [State, int, Carry], tuple[State, Mapping[str, float], Carry]
-]
+Numbers = Mapping[str, float]
+# Metrics, then timings: what repeats exactly, and what does not.
+Advance = Callable[[State, int, Carry], tuple[State, Numbers, Numbers, Carry]]
 
 
 def run(config: ml_collections.ConfigDict, workdir: str) -> int:
@@ -97,7 +97,7 @@ def _warm_start(
     batch = setup.demonstrations_at(
       'warm_start', step, config.batch_size, config.microbatches
     )
-    return *step_fn(state, setup.place(batch)), carry
+    return *step_fn(state, setup.place(batch)), {}, carry
 
   if state is None:
     key = keys.stream(setup.config.seed, 'init', 0)
@@ -132,7 +132,7 @@ def _reinforce(
       batch = setup.demonstrations_at(
         'supervised', step, config.supervised_batch_size, config.microbatches
       )
-      return *step_fn(state, setup.place(batch)), carry
+      return *step_fn(state, setup.place(batch)), {}, carry
 
   else:
     advance = _policy_advance(setup, warm, tx)
@@ -174,7 +174,8 @@ def _policy_advance(setup: build.Setup, warm: State, tx) -> Advance:
     state, metrics = reuse.update_repeatedly(
       update, state, parts, updates=updates
     )
-    return state, {**stats, **metrics}, {'task_cursor': gathered.cursor}
+    carry = {'task_cursor': gathered.cursor}
+    return state, {**stats, **metrics}, gathered.spend, carry
 
   return advance
 
@@ -217,12 +218,17 @@ class _Loop:
     ):
       bar.advance(first)
       for step in range(first, total):
-        state, metrics, carry = advance(state, step, carry)
+        state, metrics, timings, carry = advance(state, step, carry)
         line = {f'{phase}/{k}': float(v) for k, v in metrics.items()}
         done = step + 1
         if self._evaluates(phase, done, total):
           line |= self._setup.evaluator.dev(state.params)
         self._writer.write(self._offset(phase) + done, line)
+        if timings:
+          self._writer.write_timings(
+            self._offset(phase) + done,
+            {f'{phase}/{k}': float(v) for k, v in timings.items()},
+          )
         stop = self._stop.requested
         if stop or done == total or done % config.checkpoint.every == 0:
           saves.save(done, state, {'phase': phase, 'carry': dict(carry)})

@@ -16,7 +16,7 @@ def get_config() -> ml_collections.ConfigDict:
 
   # The world, its tasks, and the recorded attempts at them.
   c.data = ml_collections.ConfigDict()
-  c.data.world = 'small'  # 'small' | 'resampled' | 'jsonl'
+  c.data.world = 'small'  # 'small' | 'resampled' | 'jsonl' | 'published'
   c.data.world_seed = 0  # contents of the database; not changed by `seed`
   c.data.num_train = 960  # tasks
   c.data.num_dev = 48  # tasks; the only ones that may be tuned on
@@ -32,8 +32,11 @@ def get_config() -> ml_collections.ConfigDict:
   c.data.reflections = 0.0  # share that ends in the attempt's own assessment
   c.data.records = False  # training tasks carry their executed oracle plan
   c.data.vocab_size = 768  # cap, 256 byte pieces included
-  c.data.jsonl_tasks = ''  # world='jsonl': files with {split} in the name
-  c.data.jsonl_demonstrations = ''
+  # Your files, with {split} in the name: train, dev, test_iid, test_ood. For
+  # 'jsonl' they hold records of ours, demonstrations being a fifth split; for
+  # 'published' checklist samples, and * in the name stands for anything.
+  c.data.files = ''
+  c.data.strict = False  # 'published': the first fault of a sample is an error
 
   c.prompt = ml_collections.ConfigDict()
   c.prompt.tools = 'none'  # 'none' | 'names' | 'schemas' shown in the prompt

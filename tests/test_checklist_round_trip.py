@@ -121,11 +121,15 @@ def pairs(draw):
       message += 1
     message += 1
   tools = tuple(draw(st.lists(st.just(published.TOOL), max_size=2)))
+  environment = draw(OBJECT)
   task = types.Task(
     id=draw(st.text(min_size=1)),
     instruction=users[0],
     tools=tools,
     checklist=tuple(criteria),
+    # Where nothing can be executed there is nothing to evaluate.
+    evaluation=tuple(criteria[:2]) if environment else (),
+    environment=environment,
     family=draw(TEXT),
     user_turns=tuple(users[1:]),
     system=draw(TEXT),

@@ -1,5 +1,6 @@
 """Published samples load, say what is wrong with them, and come back."""
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -202,28 +203,24 @@ def test_repeated_ids_overlong_and_refused_samples_are_counted():
     published.sample(n) for n in ('a', 'b', 'a', 'long', 'bad', 'c', 'b')
   ]
 
-  def measure(task):
-    return 11 if task.id == 'long' else 10
+  def too_long(task):
+    return 'eleven of ten' if task.id == 'long' else ''
 
   def validate(task):
     if task.id == 'bad':
       raise ValueError('no verifier')
 
   rows = list(checklist_files.located(samples, 'memory'))
-  options = {'measure': measure, 'max_tokens': 10, 'validate': validate}
+  options = {'too_long': too_long, 'validate': validate}
   loaded = checklist_samples.from_rows(rows, **options)
   assert [task.id for task in loaded.tasks] == ['a', 'b', 'c']
   assert loaded.dropped == {'repeated_id': 2, 'overlong': 1, 'refused': 1}
-  assert loaded.first['overlong'] == (
-    'memory row 3: sample: 11 tokens are more than max_tokens=10'
-  )
+  assert loaded.first['overlong'] == ('memory row 3: sample: eleven of ten')
   assert (
     'memory row 2: extra_info.original_index' in (loaded.first['repeated_id'])
   )
-  with pytest.raises(errors.UserError, match='row 3: sample: 11 tokens'):
+  with pytest.raises(errors.UserError, match='row 3: sample: eleven'):
     checklist_samples.from_rows(rows[3:], strict=True, **options)
-  with pytest.raises(ValueError, match='go together'):
-    checklist_samples.from_rows(rows, max_tokens=10)
 
 
 def test_weights_are_normalised_per_turn_and_counted():
@@ -360,6 +357,52 @@ def test_desk_tasks_convert_and_their_dialogues_are_right(desk_made, tmp_path):
     assert [s.action for s in demonstration.steps] == list(task.plan)
     messages = [s.message for s in demonstration.steps]
     assert messages == list(range(len(task.plan)))
+
+
+@pytest.mark.parametrize('config', [desk.SMALL, desk.RESAMPLED])
+def test_desk_samples_say_where_they_can_be_tried(config):
+  counts = {'train': 12, 'dev': 3, 'test_iid': 3, 'test_ood': 3}
+  made = desk_tasks.make_tasks(config, counts, seed=1)
+  tasks = [task for split in made.values() for task in split]
+  rows = checklist_files.located(desk_samples.samples(tasks, config), 'memory')
+  loaded = checklist_samples.from_rows(rows, strict=True)
+  for task, back, demonstration in zip(
+    tasks, loaded.tasks, loaded.demonstrations, strict=True
+  ):
+    assert back.evaluation == task.evaluation
+    assert {**back.environment, 'desk': None} == {
+      **task.environment,
+      'desk': None,
+    }
+    assert desk_samples.desk_of(back.environment) == config
+    environment = desk.Desk(desk_samples.desk_of(back.environment))
+    with contextlib.closing(environment):
+      environment.reset(back)
+      for step in demonstration.steps:
+        assert environment.call(step.action).text == step.observation_text
+      transcript = verifiers.Transcript(
+        steps=demonstration.steps,
+        reply=demonstration.reply,
+        tools=back.tools,
+        state_hash=environment.state_hash(),
+      )
+    score = checklist.score(back.evaluation, transcript, success_bonus=0.0)
+    assert score.success is True
+
+
+@pytest.mark.parametrize(
+  'environment',
+  [
+    {'name': 'desk'},
+    {'desk': 3},
+    {'desk': {'num_users': 3}},
+    {'desk': {'goals': [], 'num_user': 3}},
+    {'desk': {'goals': [], 'num_users': 999}},
+  ],
+)
+def test_a_reference_to_no_desk_is_an_error(environment):
+  with pytest.raises(ValueError, match='desk'):
+    desk_samples.desk_of(environment)
 
 
 def test_grounding_records_are_the_executed_plan(desk_made):

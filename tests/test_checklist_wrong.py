@@ -224,6 +224,42 @@ WRONG = {
     'dialogue',
     'messages',
   ),
+  'execution is no JSON': (
+    in_extra('execution', '{'),
+    'execution',
+    'extra_info.execution',
+  ),
+  'execution is no object': (
+    in_extra('execution', '[]'),
+    'execution',
+    'extra_info.execution',
+  ),
+  'execution type': (
+    in_extra('execution', 3),
+    'schema',
+    'extra_info.execution',
+  ),
+  'execution nowhere': (
+    in_extra('execution', {'environment': {}, 'evaluation': []}),
+    'execution',
+    'extra_info.execution.environment',
+  ),
+  'execution without evaluation': (
+    in_extra('execution', {'environment': {'name': 'desk'}}),
+    'execution',
+    'extra_info.execution',
+  ),
+  'execution criterion': (
+    in_extra(
+      'execution',
+      {
+        'environment': {'name': 'desk'},
+        'evaluation': [{'id': 'a', 'question': '', 'check': 3}],
+      },
+    ),
+    'execution',
+    'extra_info.execution.evaluation[0].check',
+  ),
 }
 
 

@@ -78,6 +78,25 @@ def test_honesty_and_private_rehearsal_are_paired_over_seeds(tmp_path, capsys):
   assert private['hi'] == pytest.approx(0.3 + 12.7062 * 0.2, abs=1e-3)
 
 
+def test_what_was_never_executed_is_left_out(tmp_path, capsys):
+  unknown = {name: {'mean': None} for name in ('plain', 'rehearsed', 'placebo')}
+  measured = {
+    'rehearsed_success': {'mean': 0.5},
+    'gap': {'mean': None},
+    'private_rehearsal_by_cap': [{'cap': 1} | unknown],
+  }
+  for seed in range(2):
+    write_run(tmp_path, f'a{seed}', seed, [], [], measured, world='a')
+    write_run(tmp_path, f'b{seed}', seed, [0, 1], [1, 1], measured, world='b')
+  records = records_of(tmp_path, capsys)
+  assert {r['arm'] for r in records if 'iid' in r['table']} == {'rl.world=b'}
+  assert {r['arm'] for r in records if r['table'] == 'rehearsed_success'} == {
+    'rl.world=a',
+    'rl.world=b',
+  }
+  assert not [r for r in records if r['table'] in ('gap', 'private/1')]
+
+
 def test_an_unfinished_run_is_named(tmp_path, caplog):
   write_run(tmp_path, 'good', 0, [0], [1])
   write_run(tmp_path, 'cut', 1, [0], [1])

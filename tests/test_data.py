@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from envace_jax import data, errors
+from envace_jax import components, data, errors
 from envace_jax.tasks import records
 from experiments import quickstart
 
@@ -34,13 +34,17 @@ def jsonl(prepared, tmp_path_factory):
   made, _ = prepared
   folder = tmp_path_factory.mktemp('mine')
   for split, tasks in made.tasks.items():
-    write(folder / f'tasks.{split}.jsonl', tasks)
-  write(folder / 'demonstrations.jsonl', made.demonstrations)
-  return {
-    'world': 'jsonl',
-    'jsonl_tasks': str(folder / 'tasks.{split}.jsonl'),
-    'jsonl_demonstrations': str(folder / 'demonstrations.jsonl'),
-  }
+    write(folder / f'my.{split}.jsonl', tasks)
+  write(folder / 'my.demonstrations.jsonl', made.demonstrations)
+  return {'world': 'jsonl', 'files': str(folder / 'my.{split}.jsonl')}
+
+
+def copied(jsonl, folder):
+  """The user's files in another folder, and the options that name them."""
+  folder.mkdir()
+  for file in pathlib.Path(jsonl['files']).parent.iterdir():
+    (folder / file.name).write_bytes(file.read_bytes())
+  return jsonl | {'files': str(folder / 'my.{split}.jsonl')}
 
 
 def write(path, items):
@@ -111,17 +115,10 @@ def test_users_files_give_the_same_tasks(prepared, jsonl, tmp_path):
 
 def test_changed_files_are_noticed(prepared, jsonl, tmp_path):
   folder = tmp_path / 'mine'
-  folder.mkdir()
-  for file in pathlib.Path(jsonl['jsonl_tasks']).parent.iterdir():
-    (folder / file.name).write_bytes(file.read_bytes())
-  config = tiny(
-    world='jsonl',
-    jsonl_tasks=str(folder / 'tasks.{split}.jsonl'),
-    jsonl_demonstrations=str(folder / 'demonstrations.jsonl'),
-  )
+  config = tiny(**copied(jsonl, folder))
   data.prepare(config, tmp_path / 'run')
   tasks = prepared[0].tasks['dev']
-  write(folder / 'tasks.dev.jsonl', [dataclasses.replace(tasks[0], id='new')])
+  write(folder / 'my.dev.jsonl', [dataclasses.replace(tasks[0], id='new')])
   try:
     again = data.prepare(config, tmp_path / 'run')
   except errors.UserError:
@@ -130,34 +127,46 @@ def test_changed_files_are_noticed(prepared, jsonl, tmp_path):
 
 
 @pytest.mark.parametrize(
-  'change, words',
+  'options, words',
   [
     ({'world': 'mars'}, ['mars', 'resampled']),
-    ({'jsonl_tasks': 'tasks.jsonl'}, ['{split}']),
-    ({'jsonl_demonstrations': ''}, ['jsonl_demonstrations']),
-    ({'jsonl_demonstrations': '/nowhere/x.jsonl'}, ['/nowhere/x.jsonl']),
+    ({'world': 'jsonl', 'files': 'tasks.jsonl'}, ['jsonl', '{split}']),
+    ({'world': 'published', 'files': ''}, ['published', '{split}']),
+    ({'world': 'published', 'files': '{split}.json'}, ["memory='written'"]),
   ],
-  ids=lambda value: str(value)[:30],
+  ids=str,
 )
-def test_wrong_options_are_one_sentence(jsonl, tmp_path, change, words):
+def test_wrong_options_are_one_sentence(options, words):
+  components.validate(tiny())
+  config = tiny(**options, reflections=0.1)
+  config.private.memory = 'written'
   with pytest.raises(errors.UserError) as caught:
-    data.prepare(tiny(**(jsonl | change)), tmp_path)
+    components.validate(config)
   assert all(word in str(caught.value) for word in words)
 
 
+def test_a_missing_file_is_named(jsonl, tmp_path):
+  folder = tmp_path / 'mine'
+  options = copied(jsonl, folder)
+  (folder / 'my.demonstrations.jsonl').unlink()
+  with pytest.raises(errors.UserError, match=r'my\.demonstrations\.jsonl'):
+    data.prepare(tiny(**options), tmp_path / 'run')
+
+
 def test_a_broken_line_is_named(jsonl, tmp_path):
-  bad = tmp_path / 'bad.jsonl'
-  good = pathlib.Path(jsonl['jsonl_demonstrations']).read_text().splitlines()
+  options = copied(jsonl, tmp_path / 'mine')
+  bad = tmp_path / 'mine' / 'my.demonstrations.jsonl'
+  good = bad.read_text().splitlines()
   bad.write_text('\n'.join([good[0], good[1].replace('"steps"', '"stpes"')]))
-  options = jsonl | {'jsonl_demonstrations': str(bad)}
-  with pytest.raises(errors.UserError, match=r"bad\.jsonl line 2.*'steps'"):
+  with pytest.raises(
+    errors.UserError, match=r"demonstrations\.jsonl line 2.*'steps'"
+  ):
     data.prepare(tiny(**options), tmp_path / 'run')
 
 
 def test_an_empty_file_is_named(jsonl, tmp_path):
-  empty = tmp_path / 'none.jsonl'
-  empty.write_text('\n\n')
-  options = jsonl | {'jsonl_demonstrations': str(empty)}
+  options = copied(jsonl, tmp_path / 'mine')
+  (tmp_path / 'mine' / 'my.demonstrations.jsonl').write_text('\n\n')
   with pytest.raises(errors.UserError, match="'demonstrations'.*empty"):
     data.prepare(tiny(**options), tmp_path / 'run')
 
@@ -165,17 +174,54 @@ def test_an_empty_file_is_named(jsonl, tmp_path):
 def test_a_checklist_that_cannot_score_is_named(prepared, jsonl, tmp_path):
   task = prepared[0].tasks['dev'][0]
   wrong = dataclasses.replace(task.checklist[0], check={'kind': 'guessed'})
-  folder = tmp_path / 'mine'
-  folder.mkdir()
-  for split, tasks in prepared[0].tasks.items():
-    write(folder / f'tasks.{split}.jsonl', tasks)
+  options = copied(jsonl, tmp_path / 'mine')
   write(
-    folder / 'tasks.dev.jsonl', [dataclasses.replace(task, checklist=(wrong,))]
+    tmp_path / 'mine' / 'my.dev.jsonl',
+    [dataclasses.replace(task, checklist=(wrong,))],
   )
-  options = jsonl | {'jsonl_tasks': str(folder / 'tasks.{split}.jsonl')}
   with pytest.raises(errors.UserError) as caught:
     data.prepare(tiny(**options), tmp_path / 'run')
   assert task.id in str(caught.value) and 'guessed' in str(caught.value)
+
+
+def everywhere(jsonl, folder, environment_of):
+  """The user's tasks with other environments; the options that name them."""
+  options = copied(jsonl, folder)
+  for split in data.SPLITS:
+    path = folder / f'my.{split}.jsonl'
+    write(
+      path,
+      [
+        dataclasses.replace(task, environment=environment_of(task, split))
+        for task in records.read_jsonl(path)
+      ],
+    )
+  return options
+
+
+def test_tasks_without_an_environment_have_none(jsonl, tmp_path, caplog):
+  options = everywhere(jsonl, tmp_path / 'mine', lambda task, split: {})
+  with caplog.at_level('WARNING'):
+    made = data.prepare(tiny(**options), tmp_path / 'run')
+  assert made.make_environment is None
+  assert caplog.text.count('where it can be executed') == 1
+
+
+@pytest.mark.parametrize(
+  'environment_of, words',
+  [
+    (lambda task, split: task.environment if split == 'dev' else {}, 'nothing'),
+    (lambda task, split: {'name': 'mars', 'seed': 0}, "'mars'.*leave it out"),
+    (lambda task, split: {'name': 'desk'}, 'seed None.*leave it out'),
+  ],
+  ids=['some', 'unknown', 'no seed'],
+)
+def test_an_environment_that_cannot_be_is_named(
+  jsonl, tmp_path, environment_of, words
+):
+  options = everywhere(jsonl, tmp_path / 'mine', environment_of)
+  with pytest.raises(errors.UserError, match=f'task .*{words}'):
+    data.prepare(tiny(**options), tmp_path / 'run')
 
 
 def test_overlong_demonstrations_are_left_out_whole(prepared):

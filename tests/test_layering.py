@@ -23,11 +23,11 @@ LAYERS = (
   ('sampling', 'learning', 'envs'),
   ('worlds', 'rewards'),
   ('rollout',),
-  ('evaluation', 'report'),
+  ('evaluation', 'report', 'published'),
   ('data', 'components'),
   ('build',),
   ('restore', 'results', 'experience'),
-  ('train', 'bench', 'commands', 'check', 'compare'),
+  ('train', 'bench', 'commands', 'check', 'compare', 'export'),
   ('main',),
 )
 # Needs less than its layer allows.

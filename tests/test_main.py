@@ -44,6 +44,8 @@ def envace(*arguments):
     (['check', SMOKE, '--config.model.num_heads=3'], ['num_heads=3']),
     (['check', SMOKE, '--config.mesh.tensor=4096'], ['4096']),
     (['check', SMOKE, '--config.rl.optimizer.warmup_steps=99'], ['99']),
+    (['check', SMOKE, '--config.data.world=published'], ['data.files']),
+    (['export-samples', SMOKE], ['--out']),
     (['evaluate', '--workdir=/nonexistent/run'], ['no run']),
   ],
   ids=lambda value: ' '.join(value)[-40:],

@@ -17,6 +17,7 @@ from envace_jax.worlds import (
   base,
   checked,
   own_row,
+  real,
   rehearsal,
   validation,
 )
@@ -106,6 +107,9 @@ class Recorder:
     self.requests += requests
     return [base.Response(text='{"status": "sent"}') for _ in requests]
 
+  def interventions(self):
+    return {'rejected/X': 4}
+
 
 def span(*ids):
   return np.array(ids, np.int32), np.full(len(ids), A.ACT, np.int8)
@@ -129,7 +133,28 @@ def test_a_refused_call_is_heard_of_with_the_next_one():
   refusal = TEMPLATE.observation(bad.text)
   np.testing.assert_array_equal(ids, [1, 2, *refusal, 9])
   assert (authors[2 : 2 + len(refusal)] == A.WORLD).all()
-  assert world.refused == {'TOOL_NOT_AVAILABLE': 1}
+  assert world.interventions() == {
+    'refused/INVALID_TOOL_CALL_FORMAT': 0,
+    'refused/TOOL_NOT_AVAILABLE': 1,
+    'refused/INVALID_PARAMETERS': 0,
+    'rejected/X': 4,  # the inner world's
+  }
+
+
+@pytest.mark.parametrize('split', [False, True])
+def test_rejections_are_counted_by_code_where_somebody_watches(policy, split):
+  for watching in (False, True):
+    drawn = answers.Answers(
+      template=TEMPLATE, max_resamples=2 if watching else None
+    )
+    drawn.rejected['SCHEMA_VALIDATION_FAILED'] += 3
+    model, _ = policy
+    world = world_of(policy, drawn, split)(decoder_for(model))
+    counts = world.interventions()
+    assert sorted(counts.values()) == ([0, 0, 3] if watching else [])
+    assert set(counts) <= {f'rejected/{c}' for c in validation.ANSWER_CODES}
+  assert not real.NullWorld().interventions()
+  assert not real.RealWorld(None).interventions()
 
 
 def episodes_of(policy, world, seed=0):

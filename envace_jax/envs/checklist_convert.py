@@ -9,10 +9,11 @@ dialogue, a `types.Demonstration`:
   tool-free assistant messages   turn_replies, reply
   item C0 of turn 1              Criterion '1/C0' with turn=1
   original_index, data_source    Task.id, Task.family
+  execution, a key of ours       Task.environment, Task.evaluation
 
-Not carried: what a sample has no place for (evaluation, environment, plan,
-notes, habit) and what a task has none for (dependence, further checklist
-variants, user turns without a checklist; the last two are counted).
+Not carried: what a sample has no place for (plan, notes, habit, an evaluation
+without an environment) and what a task has none for (dependence, further
+checklist variants, user turns without a checklist; the last two are counted).
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ import math
 
 from envace_jax import errors, types
 from envace_jax.envs import checklist_dialogue as dialogue
+from envace_jax.envs import checklist_execution as execution
 from envace_jax.envs import checklist_schema as schema
 
 _WEIGHT_TOLERANCE = 1e-6
@@ -87,6 +89,7 @@ def to_sample(
           'name': 'checklist',
           'checklist_list': [variant],
         },
+        **execution.write(task),
       },
     }
     if repaired := from_sample(sample).repaired:
@@ -112,11 +115,14 @@ def _sample(value: types.Json) -> Sample:
     fault = 'the first user message is empty'
     raise schema.Invalid('dialogue', dialogue.FIELD, fault)
   steps = tuple(step for step in steps if step.turn < turns)
+  environment, evaluation = execution.read(extra)
   task = types.Task(
     id=str(extra['original_index']),
     instruction=users[0],
     tools=_tools(extra['tools']),
     checklist=checklist,
+    evaluation=evaluation,
+    environment=environment,
     family=value.get('data_source', ''),
     user_turns=tuple(users[1:turns]),
     system=system,

@@ -41,8 +41,7 @@ class Loaded:
 def load(
   paths: Sequence[epath.PathLike],
   *,
-  measure: Callable[[types.Task], int] | None = None,
-  max_tokens: int | None = None,
+  too_long: Callable[[types.Task], str] | None = None,
   validate: Callable[[types.Task], None] | None = None,
   strict: bool = False,
 ) -> Loaded:
@@ -50,8 +49,7 @@ def load(
   rows = itertools.chain.from_iterable(map(files.read, paths))
   return from_rows(
     rows,
-    measure=measure,
-    max_tokens=max_tokens,
+    too_long=too_long,
     validate=validate,
     strict=strict,
   )
@@ -60,8 +58,7 @@ def load(
 def from_rows(
   rows: Iterable[files.Row],
   *,
-  measure: Callable[[types.Task], int] | None = None,
-  max_tokens: int | None = None,
+  too_long: Callable[[types.Task], str] | None = None,
   validate: Callable[[types.Task], None] | None = None,
   strict: bool = False,
 ) -> Loaded:
@@ -69,8 +66,8 @@ def from_rows(
 
   Args:
     rows: the samples, each with the name that messages call it by.
-    measure: the length that a task's prompt has, in tokens.
-    max_tokens: longer tasks are dropped; goes with `measure`.
+    too_long: says what about a task exceeds the run's limits, '' for nothing;
+      such tasks are dropped.
     validate: raises ValueError on a task that cannot be used, say, on a check
       that no verifier decides (`rewards.checklist.validate_task`).
     strict: nothing is dropped or repaired: the first fault is an error.
@@ -78,8 +75,6 @@ def from_rows(
   Raises:
     UserError: under `strict`; it names the file, the row and the field.
   """
-  if (measure is None) != (max_tokens is None):
-    raise ValueError('measure and max_tokens go together')
   tasks, demonstrations, ids, first = [], [], set(), {}
   dropped, repaired, left_out = (collections.Counter() for _ in range(3))
   for row in rows:
@@ -87,7 +82,7 @@ def from_rows(
       if row.fault:
         raise schema.Invalid('json', '', row.fault)
       sample = convert.from_sample(row.value)
-      _admit(sample.task, ids, measure, max_tokens, validate)
+      _admit(sample.task, ids, too_long, validate)
     except schema.Invalid as error:
       if strict:
         raise errors.UserError(f'{row.where}: {error}') from error
@@ -113,7 +108,7 @@ def from_rows(
   )
 
 
-def _admit(task, ids, measure, max_tokens, validate) -> None:
+def _admit(task, ids, too_long, validate) -> None:
   """Refuses a task that is well formed but cannot be used."""
   if task.id in ids:
     fault = f'{task.id!r} was met before'
@@ -123,6 +118,5 @@ def _admit(task, ids, measure, max_tokens, validate) -> None:
       validate(task)
     except ValueError as error:
       raise schema.Invalid('refused', '', str(error)) from error
-  if measure is not None and (length := measure(task)) > max_tokens:
-    fault = f'{length} tokens are more than max_tokens={max_tokens}'
+  if too_long is not None and (fault := too_long(task)):
     raise schema.Invalid('overlong', '', fault)

@@ -2,13 +2,14 @@
 
 A sample is a reference dialogue, the tools it may call, and per user turn a
 list of yes/no items (EnvACE, arXiv 2608.06197; CM2, arXiv 2602.12268). Objects
-are open: keys that are not named here belong to other readers. Two optional
-keys of an item are ours: `check`, the machine predicate that decides it, and
-`required`, false where success does not need it.
+are open: keys that are not named here belong to other readers. Three optional
+keys are ours: an item's `check`, the machine predicate that decides it, and
+`required`, false where success does not need it; a sample's `execution`, where
+it can be tried for real (`checklist_execution`).
 
-Free-form objects are JSON *strings* (`tools`, `arguments`, `check`), because
-Parquet gives every object of a column the keys of all of them; a list of tools
-and an object as check are read too.
+Free-form objects are JSON *strings* (`tools`, `arguments`, `check`,
+`execution`), because Parquet gives every object of a column the keys of all of
+them; a list of tools and an object as check or execution are read too.
 """
 
 import functools
@@ -25,6 +26,7 @@ REASONS = (
   'tools',
   'checklist',
   'dialogue',
+  'execution',
 )
 # Published `focus_on` -> ours. `state` has no published form.
 FOCUS = {
@@ -164,7 +166,13 @@ SAMPLE = _object(
           {'name': {'const': 'checklist'}},
         ),
       },
-      {'need_tools_kwargs': {'const': True}},
+      {
+        'need_tools_kwargs': {'const': True},
+        'execution': {
+          'type': ['string', 'object'],
+          'description': 'of `checklist_execution`, or JSON of one',
+        },
+      },
     ),
   },
   {

@@ -2,7 +2,8 @@
 
 The oracle plan is run in a desk, so every tool message of a reference dialogue
 is real. Predicates are kept; ids become C0, C1, ... and weights sum to 1. The
-final state, which `evaluation` reads, has no place in the format.
+desk that a task was made for goes along, so that whoever reads the samples can
+execute them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,11 @@ def samples(
   """
   return [
     checklist_convert.to_sample(
-      dataclasses.replace(task, checklist=_published(task.checklist)),
+      dataclasses.replace(
+        task,
+        checklist=_published(task.checklist),
+        environment={**task.environment, 'desk': dataclasses.asdict(config)},
+      ),
       types.Demonstration(
         task_id=task.id,
         instruction=task.instruction,
@@ -36,6 +41,20 @@ def samples(
     )
     for task, steps in _executed(tasks, config)
   ]
+
+
+def desk_of(environment: types.Json) -> desk_data.DeskConfig:
+  """The desk that `samples` wrote down.
+
+  Raises:
+    ValueError: it names none, or none that there can be.
+  """
+  try:
+    options = dict(environment['desk'])
+    options['goals'] = tuple(options['goals'])
+    return desk_data.DeskConfig(**options)
+  except (KeyError, TypeError) as error:
+    raise ValueError(f'environment.desk is no desk: {error!r}') from error
 
 
 def grounded(

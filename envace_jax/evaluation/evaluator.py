@@ -6,11 +6,14 @@
   honesty    rehearsed observations against what the environment says to the
              same calls: fidelity, error recall, optimism
 
+Where tasks cannot be executed only rehearsed success is measured, and whatever
+compares with the environment is null, which is not zero.
+
 Two policies are compared on common random numbers, and a resumed run repeats
 its numbers exactly. Nothing measured here is ever read by training.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 
 from envace_jax import types
@@ -23,14 +26,17 @@ _BOOTSTRAP_SEED = 0
 _DEV_DRAWS = 2  # intervals of learning curves are not shown
 
 Tasks = Sequence[types.Task]
+# By the training checklist; a judge wants all the episodes at once.
+Score = Callable[[Tasks, Sequence[types.Episode]], Sequence[types.Score]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Honesty:
-  """Rehearsed episodes beside their replays, and two reports on them."""
+  """Rehearsed episodes, their replays if any, and two reports on those."""
 
   tasks: Tasks  # one per episode
-  replays: Sequence[replay.Replay]
+  episodes: Sequence[types.Episode]
+  replays: Sequence[replay.Replay]  # none where nothing can be executed
   fidelity: fidelity.Fidelity
   optimism: optimism.Optimism
 
@@ -44,8 +50,10 @@ class Evaluator:
     runner: runners.Runner,
     tasks: Mapping[str, Tasks],
     samples: int,
+    score: Score,
   ):
     self._runner, self._tasks, self._samples = runner, tasks, samples
+    self._score = score
     self.real_calls = 0
 
   def warm_up(self, params) -> None:
@@ -97,7 +105,7 @@ class Evaluator:
     passes = success.passes(
       table['sampled/iid'], self._samples, seed=_BOOTSTRAP_SEED
     )
-    gap = self._gap(honesty, table['sampled/iid'])
+    gap = self._gap(honesty, rehearsed, table['sampled/iid'])
     return {
       'real_success': {
         decoding: {
@@ -127,7 +135,12 @@ class Evaluator:
   def outcomes(
     self, params, split: str, temperature: float | None
   ) -> list[success.Outcome]:
-    """Real success of each attempt; greedy attempts each task once."""
+    """Real success of each attempt; greedy attempts each task once.
+
+    None at all where nothing can be executed.
+    """
+    if self._runner.environment is None:
+      return []
     samples = 1 if temperature == 0 else self._samples
     tasks = self._tasks[split]
     episodes = self._runner.real(
@@ -153,21 +166,24 @@ class Evaluator:
     ]
 
   def honesty(self, params, split: str, *, draws: int = 10_000) -> Honesty:
-    """Rehearses a split's tasks and replays every rehearsal for real."""
+    """Rehearses a split's tasks; replays every rehearsal, where it can be."""
     environment = self._runner.environment
     episodes = self._runner.rehearsed(
       params, self._tasks[split], stream=_REHEARSED, samples=self._samples
     )
     tasks = _each(self._tasks[split], self._samples)
-    replays = replay.replay(episodes, tasks, environment.make)
+    replays = []
+    if environment is not None:
+      replays = replay.replay(episodes, tasks, environment.make)
     self.real_calls += sum(r.real.real_calls for r in replays)
     pairs = [
       (task.id, mine, theirs)
-      for task, r in zip(tasks, replays, strict=True)
+      for task, r in zip(tasks, replays, strict=False)
       for mine, theirs in r.same_history()
     ]
     return Honesty(
       tasks=tasks,
+      episodes=episodes,
       replays=replays,
       fidelity=fidelity.compare(
         [
@@ -198,27 +214,31 @@ class Evaluator:
 
   def rehearsed_outcomes(self, honesty: Honesty) -> list[success.Outcome]:
     """What the policy's own world grants it, by the training checklist."""
+    scores = self._score(honesty.tasks, honesty.episodes)
     return [
-      (task.id, checklist.score_training(task, r.rehearsed).success)
-      for task, r in zip(honesty.tasks, honesty.replays, strict=True)
+      (task.id, score.success)
+      for task, score in zip(honesty.tasks, scores, strict=True)
     ]
 
   def _gap(
-    self, honesty: Honesty, real: Sequence[success.Outcome]
+    self,
+    honesty: Honesty,
+    rehearsed: Sequence[success.Outcome],
+    real: Sequence[success.Outcome],
   ) -> optimism.Gap:
     """M4 in successes: the same attempt numbers, rehearsed and real."""
-    replayed = [
-      (
-        checklist.score_training(task, r.real).success,
-        checklist.score_evaluation(task, r.real, r.real.state_hash).success,
-      )
-      for task, r in zip(honesty.tasks, honesty.replays, strict=True)
-    ]
+    if not honesty.replays:
+      rehearsed, tasks, replayed = [], [], []
+    else:
+      tasks, replayed = honesty.tasks, [r.real for r in honesty.replays]
     return optimism.gap(
-      [task.id for task in honesty.tasks],
-      rehearsed=[s for _, s in self.rehearsed_outcomes(honesty)],
-      replay_transcript=[transcript for transcript, _ in replayed],
-      replay_real=[state for _, state in replayed],
+      [task.id for task in tasks],
+      rehearsed=[s for _, s in rehearsed],
+      replay_transcript=[s.success for s in self._score(tasks, replayed)],
+      replay_real=[
+        checklist.score_evaluation(task, one, one.state_hash).success
+        for task, one in zip(tasks, replayed, strict=True)
+      ],
       real=[s for _, s in real],
       seed=_BOOTSTRAP_SEED,
     )

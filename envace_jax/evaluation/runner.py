@@ -47,7 +47,7 @@ class Runner:
 
   decoder: generator.Decoder
   template: templates.Template
-  environment: Environment
+  environment: Environment | None  # None: nothing can be executed
   # The policy's own world for some parameters, driven by the host.
   rehearsed_world: Callable[[Any], worlds.World]
   on_device: bool  # rehearse in one program, where no user speaks again
@@ -105,7 +105,9 @@ class Runner:
     """Compiles what `real` and `rehearsed` need for prompts without notes."""
     self.rehearsed(params, [task], stream=0, samples=samples)
     world = None if self.on_device else self.rehearsed_world(params)
-    for group_size in sorted({1, samples}):
+    # Greedy attempts, one a task, are made in the environment alone.
+    sizes = {samples} if self.environment is None else {1, samples}
+    for group_size in sorted(sizes):
       self._collector(group_size, AS_TRAINED).warm_up(params, world, task)
 
   def in_world(

@@ -89,10 +89,10 @@ def headline(summary: types.Json) -> str:
   """What happened, in one sentence, as HTML; claims follow the intervals."""
   before = summaries.leaf(summary, 'real_success.warm_start.sampled.iid')
   after = summaries.leaf(summary, 'real_success.after.sampled.iid')
-  if after is None:
-    return 'This run did not measure success in the real environment.'
   share = markup.number
-  if before is None:
+  if after is None:
+    text = 'This run did not measure success in the real environment'
+  elif before is None:
     text = f'Real success is <b>{share(after["mean"])}</b>'
   else:
     apart = after['lo'] > before['hi'] or after['hi'] < before['lo']

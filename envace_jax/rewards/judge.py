@@ -32,6 +32,9 @@ class Judge(Protocol):
   ) -> list[types.Verdict]:
     """One verdict per request, in order."""
 
+  def take_report(self) -> 'JudgeReport':
+    """What happened since the last report."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JudgeReport:
@@ -54,6 +57,32 @@ class JudgeReport:
   @property
   def num_abstained(self) -> int:
     return sum(self.abstained.values())
+
+  def verdicts(self) -> dict[str, int]:
+    """What follows from the verdicts alone, as flat numbers.
+
+    An interruption changes them only as far as it changes rewards.
+    """
+    return {
+      'judge/requests': self.requests,
+      'judge/abstained': self.num_abstained,
+    }
+
+  def spend(self) -> dict[str, int]:
+    """What the verdicts cost, and what went wrong, as flat numbers.
+
+    Depends on what is cached and on the network.
+    """
+    return {
+      'judge/cache_hits': self.cache_hits,
+      'judge/calls': self.calls,
+      'judge/retries': self.retries,
+      'judge/tokens_in': self.tokens_in,
+      'judge/tokens_out': self.tokens_out,
+      'judge/cache_faults': self.cache_faults,
+      **{f'judge/errors/{kind}': n for kind, n in self.errors.items()},
+      **{f'judge/abstained/{kind}': n for kind, n in self.abstained.items()},
+    }
 
   def line(self, most: int = 3) -> str:
     """One line for the log, with the most frequent errors."""

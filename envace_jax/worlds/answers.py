@@ -8,7 +8,7 @@ the unrestricted policy: the gradient is biased by as much as is rejected, which
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 from envace_jax import types
@@ -26,6 +26,15 @@ class Answers:
   rejected: collections.Counter = dataclasses.field(
     default_factory=collections.Counter
   )  # by code
+
+  def interventions(self) -> Mapping[str, int]:
+    """As `worlds.base.World` has it."""
+    if self.max_resamples is None:
+      return {}
+    return {
+      f'rejected/{code}': self.rejected[code]
+      for code in validation.ANSWER_CODES
+    }
 
   def draw(
     self,

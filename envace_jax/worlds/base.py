@@ -5,7 +5,7 @@ given and by nothing else. Worlds answer in batches: on an accelerator a world
 that is itself a model must not be asked row by row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Protocol
 
@@ -87,6 +87,13 @@ class World(Protocol):
 
   def final_state(self, row: int) -> str | None:
     """Fingerprint of a row's real state; None where there is no such thing."""
+
+  def interventions(self) -> Mapping[str, int]:
+    """How often a program stepped in since the world was made, by its reason.
+
+    'refused/<code>' are calls, 'rejected/<code>' answers; empty where nobody
+    watches, and with every code that there is where somebody does.
+    """
 
   def close(self) -> None:
     """Releases what `open` took."""

@@ -6,7 +6,7 @@ of the episode.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 import numpy as np
@@ -64,6 +64,12 @@ class CheckedWorld:
 
   def final_state(self, row: int) -> str | None:
     return self._inner.final_state(row)
+
+  def interventions(self) -> Mapping[str, int]:
+    refused = {
+      f'refused/{code}': self.refused[code] for code in validation.CALL_CODES
+    }
+    return {**refused, **self._inner.interventions()}
 
   def close(self) -> None:
     self._inner.close()

@@ -6,7 +6,7 @@ likeliest of them instead, as if it had asked, and has spent no real call.
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from envace_jax import types
 from envace_jax.sampling import generator
@@ -85,6 +85,9 @@ class GatedWorld:
 
   def final_state(self, row: int) -> str | None:
     return self._inner.final_state(row)
+
+  def interventions(self) -> Mapping[str, int]:
+    return self._inner.interventions()
 
   def close(self) -> None:
     self._inner.close()

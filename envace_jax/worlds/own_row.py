@@ -12,7 +12,7 @@ What only this row may know (instructions, schemas, recorded exchanges) stands
 in its prompt, so no path leads from there to an action but through an answer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -91,6 +91,9 @@ class OwnRowWorld:
 
   def final_state(self, row: int) -> None:
     del row
+
+  def interventions(self) -> Mapping[str, int]:
+    return self.answers.interventions()
 
   def close(self) -> None:
     self.session = None

@@ -1,7 +1,7 @@
 """The real environment, one instance per row, and the null control."""
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from absl import logging
 
@@ -59,6 +59,9 @@ class RealWorld:
       logging.warning('environment of row %d has no state: %r', row, error)
       return None
 
+  def interventions(self) -> Mapping[str, int]:
+    return {}
+
   def close(self) -> None:
     for environment in self._environments.values():
       environment.close()
@@ -112,6 +115,9 @@ class NullWorld:
 
   def final_state(self, row: int) -> None:
     del row
+
+  def interventions(self) -> Mapping[str, int]:
+    return {}
 
   def close(self) -> None:
     pass

@@ -4,7 +4,7 @@ Host-driven twin of `rollout.on_device`: needed where a rehearsal is mixed with
 something only the host can do, and to test that program against.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from envace_jax import types
 from envace_jax.sampling import generator
@@ -45,6 +45,9 @@ class RehearsedWorld:
 
   def final_state(self, row: int) -> None:
     del row
+
+  def interventions(self) -> Mapping[str, int]:
+    return self.answers.interventions()
 
   def close(self) -> None:
     pass
