@@ -11,6 +11,7 @@ import ml_collections
 
 from envace_jax import components, errors, types
 from envace_jax import data as datasets
+from envace_jax.endpoints import cache
 from envace_jax.envs import desk, desk_tasks
 from envace_jax.evaluation import evaluator as evaluators
 from envace_jax.evaluation import runner as runners
@@ -21,10 +22,20 @@ from envace_jax.rollout import collect
 from envace_jax.sampling import keys
 from envace_jax.tasks import order
 from envace_jax.text import rehearse_prompt
-from envace_jax.worlds import answers, checked, own_row, real, rehearsal
+from envace_jax.worlds import (
+  answers,
+  checked,
+  endpoint,
+  mixed,
+  own_row,
+  real,
+  rehearsal,
+  simulator,
+)
 from envace_jax.worlds import base as worlds
 
 JUDGE_CACHE_FILE = 'judge.sqlite'
+SIMULATOR_CACHE_FILE = 'simulator.sqlite'
 
 
 class Setup:
@@ -163,16 +174,28 @@ class Setup:
     self, params, simulator_params, step: int
   ) -> worlds.World | None:
     """Who answers while training; None: the policy, on the device."""
-    world = self.config.rollout.world
-    if world == 'real':
+    rollout = self.config.rollout
+    if rollout.world == 'real':
       return real.RealWorld(self.data.make_environment)
-    if world == 'null':
+    if rollout.world == 'null':
       return real.NullWorld()
-    if world == 'simulator':
-      return self._own_row_world(simulator_params, step, trained=False)
-    if self.config.rollout.mode == 'on_device':
+    if rollout.mode == 'on_device':
       return None
-    return self.rehearsed_world(params, step)
+    if rollout.world == 'rehearsal':
+      world = self.rehearsed_world(params, step)
+    elif self.simulator is not None:
+      world = self._endpoint_world(step)
+    else:
+      world = self._own_row_world(simulator_params, step, trained=False)
+    if not components.mixes_worlds(self.config):
+      return world
+    return mixed.MixedWorld(
+      world,
+      real.RealWorld(self.data.make_environment),
+      self.data.template,
+      real_episodes=components.real_episodes(self.config),
+      real_steps=rollout.real_steps_fraction,
+    )
 
   def rehearsed_world(self, params, step: int) -> worlds.World:
     """The policy's own world, driven by the host."""
@@ -211,6 +234,18 @@ class Setup:
     )
     return self._checked(world)
 
+  def _endpoint_world(self, step: int) -> worlds.World:
+    rollout = self.config.rollout
+    world = endpoint.EndpointWorld(
+      self.simulator,
+      self.data.template,
+      self._rehearse_prompt(step).records_for,
+      instructions=self.config.prompt.rehearse.instructions,
+      max_observation_tokens=rollout.max_observation_tokens,
+      checks_answers=rollout.validation == 'program',
+    )
+    return self._checked(world)
+
   def _rehearse_prompt(self, step: int) -> rehearse_prompt.RehearsePrompt:
     c = self.config.prompt.rehearse
     return rehearse_prompt.RehearsePrompt(
@@ -238,6 +273,22 @@ class Setup:
       endpoint,
       policy=components.judge_policy(self.config),
       cache=judge_cache.JudgeCache(self.path / JUDGE_CACHE_FILE),
+    )
+
+  @functools.cached_property
+  def simulator(self) -> simulator.Simulator | None:
+    """The model behind an endpoint; its answers are kept in the workdir.
+
+    Raises:
+      UserError: the client or the key is missing.
+    """
+    asked = components.simulator_endpoint(self.config)
+    if asked is None:
+      return None
+    return simulator.Simulator(
+      asked,
+      policy=components.simulator_policy(self.config),
+      kept=cache.Cache(str(self.path / SIMULATOR_CACHE_FILE), 'answer'),
     )
 
   @functools.cached_property

@@ -17,6 +17,7 @@ from envace_jax.model import sharding, transformer
 from envace_jax.rewards import checklist, judge_endpoint
 from envace_jax.rollout import per_action, private_rehearsal
 from envace_jax.sampling import generator, samplers
+from envace_jax.worlds import simulator
 
 WORLDS = ('rehearsal', 'real', 'simulator', 'null')
 DATA_WORLDS = ('small', 'resampled', 'jsonl', 'published')
@@ -41,6 +42,8 @@ def validate(config: ml_collections.ConfigDict) -> None:
     'private.memory', config.private.memory, _values(private_rehearsal.Memory)
   )
   _validate_reuse(rl)
+  _validate_simulator(rollout)
+  _validate_mixing(rollout, rl)
   if rollout.mode == 'on_device' and rollout.world != 'rehearsal':
     raise errors.UserError(
       f'rollout.world={rollout.world!r} needs the host to answer; set '
@@ -119,6 +122,8 @@ def validate(config: ml_collections.ConfigDict) -> None:
     reward_rule(config)
     judge_endpoint_of(config)
     judge_policy(config)
+    simulator_endpoint(config)
+    simulator_policy(config)
     optimizer(config.warm_start)
     rl_optimizer(config)
   except ValueError as error:
@@ -154,6 +159,53 @@ def _validate_reuse(rl: ml_collections.ConfigDict) -> None:
       f'rl.dynamic_sampling_draws={rl.dynamic_sampling_draws} must not be '
       'negative; 0 is off'
     )
+
+
+def _validate_simulator(rollout: ml_collections.ConfigDict) -> None:
+  """One player at most."""
+  if rollout.simulator_workdir and rollout.simulator_endpoint.base_url:
+    raise errors.UserError(
+      'rollout.simulator_workdir and rollout.simulator_endpoint.base_url both '
+      'name who plays the environment; leave one of them empty'
+    )
+
+
+def _validate_mixing(
+  rollout: ml_collections.ConfigDict, rl: ml_collections.ConfigDict
+) -> None:
+  """Which episodes and steps are answered for real."""
+  for name in ('real_fraction', 'real_steps_fraction'):
+    share = rollout[name]
+    if not 0 <= share <= 1:
+      raise errors.UserError(f'rollout.{name}={share} must be in [0, 1]')
+    if share and rollout.world not in ('rehearsal', 'simulator'):
+      raise errors.UserError(
+        f'rollout.{name}={share} mixes the real environment into a rehearsal '
+        f'or a simulator, not into rollout.world={rollout.world!r}; set it to 0'
+      )
+    if share and rollout.mode == 'on_device':
+      raise errors.UserError(
+        f'rollout.{name}={share} needs the host to answer; set '
+        'rollout.mode=host'
+      )
+  episodes = rollout.real_fraction * rl.group_size
+  if abs(episodes - round(episodes)) > 1e-6:
+    raise errors.UserError(
+      f'rollout.real_fraction={rollout.real_fraction} of rl.group_size='
+      f'{rl.group_size} is {episodes:.3g} episodes; use a multiple of '
+      f'1/{rl.group_size}'
+    )
+
+
+def mixes_worlds(config: ml_collections.ConfigDict) -> bool:
+  """Whether some answers of a rehearsal or a simulator are real."""
+  rollout = config.rollout
+  return rollout.real_fraction > 0 or rollout.real_steps_fraction > 0
+
+
+def real_episodes(config: ml_collections.ConfigDict) -> int:
+  """Wholly real episodes of each group, where worlds are mixed."""
+  return round(config.rollout.real_fraction * config.rl.group_size)
 
 
 def model(
@@ -251,6 +303,20 @@ def judge_endpoint_of(
 
 def judge_policy(config: ml_collections.ConfigDict) -> attempts.Policy:
   return attempts.Policy(**config.reward.judge_attempts.to_dict())
+
+
+def simulator_endpoint(
+  config: ml_collections.ConfigDict,
+) -> simulator.Endpoint | None:
+  """Where the simulator is; None: it is not behind an endpoint."""
+  options = config.rollout.simulator_endpoint.to_dict()
+  if config.rollout.world != 'simulator' or not options['base_url']:
+    return None
+  return simulator.Endpoint(**options)
+
+
+def simulator_policy(config: ml_collections.ConfigDict) -> attempts.Policy:
+  return attempts.Policy(**config.rollout.simulator_attempts.to_dict())
 
 
 def supervised_loss(config, phase) -> objective.LossConfig:

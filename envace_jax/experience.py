@@ -13,12 +13,14 @@ from absl import logging
 import numpy as np
 
 from envace_jax import build, components, types
+from envace_jax.endpoints import tally as tallies
 from envace_jax.learning import advantages, dynamic_sampling, reuse
 from envace_jax.learning import batch as batches
 from envace_jax.rewards import scoring
 from envace_jax.rollout import alternation, statistics
 from envace_jax.rollout import episodes as rollouts
 from envace_jax.sampling import keys
+from envace_jax.worlds import simulator
 
 # One task's attempts, each with its score.
 Group = Sequence[tuple[types.Episode, types.Score]]
@@ -59,13 +61,16 @@ def gather(
 
   filled = dynamic_sampling.fill(
     sample,
-    lambda group: dynamic_sampling.has_signal([s.reward for _, s in group]),
+    lambda group: _has_signal(group, config.rl.baseline_by_source),
     cursor=cursor,
     wanted=size,
     max_draws=1 + config.rl.dynamic_sampling_draws,
   )
   sampled = [pair for group in filled.collected for pair in group]
-  metrics = dict(statistics.summarise(*map(list, zip(*sampled, strict=True))))
+  episodes, scores = map(list, zip(*sampled, strict=True))
+  metrics = dict(statistics.summarise(episodes, scores))
+  if config.rollout.world == 'real' or components.mixes_worlds(config):
+    metrics |= statistics.by_source(episodes, scores)
   metrics |= _summed([draw.counts for draw in draws])
   if config.rl.dynamic_sampling_draws:
     metrics |= {
@@ -85,14 +90,18 @@ def gather(
 def pack(
   setup: build.Setup, gathered: Gathered, step: int
 ) -> tuple[list[batches.TrainBatch], Mapping[str, float]]:
-  """Rows with their role-wise advantages by minibatch, and statistics."""
+  """Rows with their role-wise advantages by minibatch, and statistics.
+
+  What could not be judged leaves its minibatch, where anything else remains:
+  its tokens would count in the denominators.
+  """
   config = setup.config.rl
   pairs = [pair for group in gathered.groups for pair in group]
   episodes, scores = map(list, zip(*pairs, strict=True))
   group = {
     'rewards_E': np.asarray([score.reward or 0.0 for score in scores]),
     'scored_E': np.asarray([score.reward is not None for score in scores]),
-    'groups_E': np.asarray([episode.group for episode in episodes]),
+    'groups_E': _compared(episodes, by_source=config.baseline_by_source),
     'counts_ER': np.asarray([rollouts.generation_counts(e) for e in episodes]),
   }
   adv_ER = advantages.role_advantages(
@@ -102,18 +111,20 @@ def pack(
     leave_one_out=config.leave_one_out,
     std=config.std,
   )
-  parts = [
-    batches.pack_episodes(
-      [episodes[i] for i in part],
-      adv_ER[part],
-      length_buckets=(setup.config.rollout.max_row_tokens,),
-      batch_size=sum(len(episodes[i].rows) for i in part),
-      microbatches=config.microbatches,
+  parts = []
+  for part in reuse.partition(
+    range(len(episodes)), config.minibatches, seed=(setup.config.seed, step)
+  ):
+    kept = [i for i in part if scores[i].reward is not None] or part
+    parts.append(
+      batches.pack_episodes(
+        [episodes[i] for i in kept],
+        adv_ER[kept],
+        length_buckets=(setup.config.rollout.max_row_tokens,),
+        batch_size=sum(len(episodes[i].rows) for i in part),
+        microbatches=config.microbatches,
+      )
     )
-    for part in reuse.partition(
-      range(len(episodes)), config.minibatches, seed=(setup.config.seed, step)
-    )
-  ]
   counts = advantages.group_statistics(**group)
   act = types.Role.ACT
   return parts, {
@@ -143,6 +154,8 @@ def _draw(
     keys.stream(config.seed, f'rollout/{draw}' if draw else 'rollout', step),
     rules=_rules(setup),
   )
+  if world is not None:
+    world.close()
   scores = scoring.score_episodes(
     [tasks[episode.group] for episode in episodes],
     episodes,
@@ -157,6 +170,8 @@ def _draw(
     logging.info('%s', report.line())
     counts |= report.verdicts()
     spend = report.spend()
+  if setup.simulator is not None:
+    counts |= _take_report(setup.simulator)
   groups = [[] for _ in tasks]
   for episode, score in zip(episodes, scores, strict=True):
     groups[episode.group].append((episode, score))
@@ -168,6 +183,41 @@ def _summed(parts: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
   for part in parts:
     total.update(part)  # `+` would lose the zeros
   return total
+
+
+def _has_signal(group: Group, by_source: bool) -> bool:
+  """Whether two attempts that are compared with each other differ."""
+  rewards = collections.defaultdict(list)
+  for episode, score in group:
+    rewards[episode.source if by_source else None].append(score.reward)
+  return any(map(dynamic_sampling.has_signal, rewards.values()))
+
+
+def _compared(
+  episodes: Sequence[types.Episode], *, by_source: bool
+) -> np.ndarray:
+  """An integer for each episode, equal where two share a baseline."""
+  sources = list(types.Source)
+  return np.asarray(
+    [
+      len(sources) * episode.group
+      + (sources.index(episode.source) if by_source else 0)
+      for episode in episodes
+    ]
+  )
+
+
+def _take_report(asked: simulator.Simulator) -> Mapping[str, float]:
+  """Logs what the simulator cost, and counts what a rerun would repeat.
+
+  A step with lost answers may come out differently when it is run again.
+  """
+  report = asked.take_report()
+  logging.info('%s', tallies.describe('simulator', report, lost='lost'))
+  return {
+    'simulator/requests': report.get('requests', 0),
+    'simulator/lost': sum(report['lost'].values()),
+  }
 
 
 def _rules(setup: build.Setup) -> alternation.Rules:

@@ -36,7 +36,7 @@ def find(config: ml_collections.ConfigDict) -> list[str]:
   if rollout.mode == 'on_device':
     found.append("rollout.widths: only for evaluation while mode='on_device'")
   found += _data(config.data)
-  found += _worlds(rollout)
+  found += [*_worlds(rollout), *_mixing(rollout, rl)]
   found += _private(config)
   for role in ('act', 'rehearse'):
     if rollout[role].temperature == 0:
@@ -80,17 +80,53 @@ def _private(config) -> list[str]:
 def _worlds(rollout) -> list[str]:
   """What concerns a view or a world that is not in use."""
   found = []
-  if rollout.view == 'joint':
-    found.append(
-      'prompt.rehearse.*, rollout.rehearse_prompt_tokens, data.records: only '
-      "for rollout.view='split'"
-    )
+  served = rollout.simulator_endpoint.base_url
   if rollout.world != 'simulator':
     found.append(
-      "rollout.simulator_workdir: only for rollout.world='simulator'"
+      'rollout.simulator_workdir, rollout.simulator_endpoint.*, '
+      "rollout.simulator_attempts.*: only for rollout.world='simulator'"
+    )
+    served = ''
+  elif not served:
+    found.append(
+      'rollout.simulator_endpoint.*, rollout.simulator_attempts.*: '
+      "rollout.simulator_endpoint.base_url='', no endpoint is asked"
+    )
+  if served:
+    found.append(
+      'prompt.rehearse.tools, rollout.rehearse_prompt_tokens, '
+      'rollout.max_resamples: the endpoint is told all tools, and asked '
+      'rollout.simulator_attempts.max_attempts times'
+    )
+  elif rollout.view == 'joint':
+    found.append(
+      'prompt.rehearse.*, rollout.rehearse_prompt_tokens, data.records: only '
+      "for rollout.view='split', or a simulator behind an endpoint"
     )
   if rollout.validation == 'policy':
     found.append("rollout.max_resamples: only for rollout.validation='program'")
+  return found
+
+
+def _mixing(rollout, rl) -> list[str]:
+  """What concerns real answers among others."""
+  found = []
+  if not 0 < rollout.real_fraction < 1:
+    found.append(
+      'rl.baseline_by_source: one kind of world answers all episodes of a group'
+    )
+  if rollout.real_fraction == 1 and rollout.real_steps_fraction:
+    found.append(
+      'rollout.real_steps_fraction: rollout.real_fraction=1, every episode is '
+      'real'
+    )
+  alone = round(rollout.real_fraction * rl.group_size) == 1 < rl.group_size
+  if alone and rl.baseline_by_source:
+    found.append(
+      f'rollout.real_fraction={rollout.real_fraction}: one real episode in a '
+      'group has no other to be compared with under rl.baseline_by_source, so '
+      'it has no advantage'
+    )
   return found
 
 

@@ -184,7 +184,7 @@ def _simulator(setup: build.Setup, warm_params):
   """Frozen parameters of whoever plays the environment."""
   rollout = setup.config.rollout
   if rollout.world != 'simulator' or not rollout.simulator_workdir:
-    return warm_params
+    return warm_params  # which an endpoint leaves unused
   return restore.policy_of(rollout.simulator_workdir, setup)
 
 

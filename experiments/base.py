@@ -71,7 +71,24 @@ def get_config() -> ml_collections.ConfigDict:
   # How episodes are made.
   c.rollout = ml_collections.ConfigDict()
   c.rollout.world = 'rehearsal'  # 'rehearsal' | 'real' | 'simulator' | 'null'
-  c.rollout.simulator_workdir = ''  # whose policy plays it; '' = warm start
+  # Who plays world='simulator': a model behind an endpoint, or another run's
+  # policy; without either, the warm start.
+  c.rollout.simulator_workdir = ''
+  c.rollout.simulator_endpoint = ml_collections.ConfigDict()
+  c.rollout.simulator_endpoint.base_url = ''  # OpenAI-compatible; '' = none
+  c.rollout.simulator_endpoint.model = ''
+  c.rollout.simulator_endpoint.api_key_env = ''  # name of the variable
+  c.rollout.simulator_endpoint.temperature = 1.0
+  c.rollout.simulator_endpoint.max_tokens = 2048  # reasoning included
+  c.rollout.simulator_endpoint.max_chars = 24_000  # of a prompt
+  c.rollout.simulator_endpoint.concurrency = 32  # calls in flight
+  c.rollout.simulator_endpoint.batch_deadline_s = 600.0  # one wave of calls
+  c.rollout.simulator_attempts = _attempts()
+  # Mixing, for 'rehearsal' and 'simulator' on the host. Of every group this
+  # share of episodes is real, a whole number; of the calls of the others this
+  # share is answered for real, for which all of them are executed.
+  c.rollout.real_fraction = 0.0
+  c.rollout.real_steps_fraction = 0.0
   c.rollout.mode = 'on_device'  # 'on_device' (rehearsal only) | 'host'
   c.rollout.view = 'joint'  # 'joint': one row | 'split': each role its own
   # Who rejects impossible calls and answers: 'policy' (itself, as published) or
@@ -118,12 +135,7 @@ def get_config() -> ml_collections.ConfigDict:
   c.reward.judge.max_chars = 24_000  # of a prompt
   c.reward.judge.concurrency = 32  # calls in flight
   c.reward.judge.batch_deadline_s = 1800.0  # for one train step's requests
-  c.reward.judge_attempts = ml_collections.ConfigDict()
-  c.reward.judge_attempts.max_attempts = 4
-  c.reward.judge_attempts.timeout_s = 60.0  # one attempt
-  c.reward.judge_attempts.deadline_s = 180.0  # all attempts and waits
-  c.reward.judge_attempts.backoff_s = 0.5
-  c.reward.judge_attempts.max_backoff_s = 30.0
+  c.reward.judge_attempts = _attempts()
 
   # Supervised start, both roles, from recorded attempts good and bad.
   c.warm_start = ml_collections.ConfigDict()
@@ -141,6 +153,9 @@ def get_config() -> ml_collections.ConfigDict:
   c.rl.group_size = 8
   c.rl.baseline = 'role'  # 'shared' | 'role'
   c.rl.weighting = 'row'  # 'episode' | 'row'
+  # Real episodes are compared with real ones only: they meet refusals that a
+  # rehearsal spares, and a common mean would hold that against them.
+  c.rl.baseline_by_source = True
   c.rl.leave_one_out = False
   c.rl.std = False
   # Of the policy loss, and so of the advantages; 0 does not train the role.
@@ -192,6 +207,17 @@ def get_config() -> ml_collections.ConfigDict:
   c.checkpoint = ml_collections.ConfigDict()
   c.checkpoint.every = 40  # train steps
   c.checkpoint.keep = 2
+  return c
+
+
+def _attempts():
+  """One request to an endpoint."""
+  c = ml_collections.ConfigDict()
+  c.max_attempts = 4
+  c.timeout_s = 60.0  # one attempt
+  c.deadline_s = 180.0  # all attempts and waits
+  c.backoff_s = 0.5  # doubled from wait to wait
+  c.max_backoff_s = 30.0
   return c
 
 

@@ -48,7 +48,8 @@ class StubEndpoint:
   """Answers chat completions; use as a context manager.
 
   Args:
-    decide: the judge that is imitated: the user message, then its verdict.
+    decide: whoever is imitated: the user message, then a judge's verdict, or
+      a text to be sent as it is.
     faults: share of the calls that meet each fault.
     latency_s: of every call.
     retry_after: the header of a 429.
@@ -56,7 +57,7 @@ class StubEndpoint:
 
   def __init__(
     self,
-    decide: Callable[[str], bool] = lambda prompt: True,
+    decide: Callable[[str], bool | str] = lambda prompt: True,
     *,
     faults: Mapping[Fault, float] | None = None,
     latency_s: float = 0.0,
@@ -191,12 +192,11 @@ def _handler_of(stub: StubEndpoint):
   return Handler
 
 
-def completion(body: dict, fault: Fault | None, passed: bool) -> dict:
-  verdict = {
-    'reason': 'stub',
-    'verdict': 'pass' if passed else 'fail',
-    'passed': passed,
-  }
+def completion(body: dict, fault: Fault | None, said: bool | str) -> dict:
+  text = said
+  if isinstance(said, bool):
+    verdict = 'pass' if said else 'fail'
+    text = json.dumps({'reason': 'stub', 'verdict': verdict, 'passed': said})
   return {
     'id': 'stub',
     'object': 'chat.completion',
@@ -208,7 +208,7 @@ def completion(body: dict, fault: Fault | None, passed: bool) -> dict:
         'finish_reason': 'length' if fault is Fault.TRUNCATED else 'stop',
         'message': {
           'role': 'assistant',
-          'content': _CONTENT.get(fault, json.dumps(verdict)),
+          'content': _CONTENT.get(fault, text),
         },
       }
     ],

@@ -98,7 +98,8 @@ def test_every_option_is_read_by_someone():
     path.read_text() for path in (ROOT / 'envace_jax').rglob('*.py')
   )
   passed_whole = ('model', 'mesh', 'private', 'optimizer', 'habits', 'act',
-                  'rehearse', 'rule', 'judge', 'judge_attempts')  # fmt: skip
+                  'rehearse', 'rule', 'judge', 'judge_attempts',
+                  'simulator_endpoint', 'simulator_attempts')  # fmt: skip
 
   def unread(config, above):
     for key, value in config.items():

@@ -47,3 +47,24 @@ def summarise(
       for reason in types.StopReason
     },
   }
+
+
+def by_source(
+  episodes: Sequence[types.Episode], scores: Sequence[types.Score]
+) -> Mapping[str, float]:
+  """Real calls of one train step, and what each world's episodes earned.
+
+  `real_calls` counts every call that was executed, also those whose answer
+  nobody was shown.
+  """
+  found = {'real_calls': sum(episode.real_calls for episode in episodes)}
+  for source in {episode.source for episode in episodes}:
+    rewards = [
+      score.reward
+      for episode, score in zip(episodes, scores, strict=True)
+      if episode.source is source and score.reward is not None
+    ]
+    name = f'source/{source.value}'
+    found[f'{name}/scored'] = len(rewards)
+    found[f'{name}/reward'] = float(np.mean(rewards)) if rewards else 0.0
+  return found

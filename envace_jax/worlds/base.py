@@ -60,9 +60,7 @@ class Provenance:
   """Who was to answer a row, and what it cost."""
 
   source: types.Source
-  real_calls: int = (
-    0  # executed in an environment, whoever was shown the answer
-  )
+  real_calls: int = 0  # executed in an environment, shown or not
 
 
 class World(Protocol):

@@ -10,7 +10,7 @@ the run's seed, the train step and the sample index) and the number of the call.
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import random
 
 import numpy as np
@@ -87,6 +87,9 @@ class EndpointWorld:
   def provenance(self, row: int) -> base.Provenance:
     del row
     return base.Provenance(source=types.Source.SIMULATED)
+
+  def interventions(self) -> Mapping[str, int]:
+    return {}
 
   def final_state(self, row: int) -> None:
     del row

@@ -87,7 +87,7 @@ class GatedWorld:
     return self._inner.final_state(row)
 
   def interventions(self) -> Mapping[str, int]:
-    return self._inner.interventions()
+    return {'stopped/writes': self.stopped, **self._inner.interventions()}
 
   def close(self) -> None:
     self._inner.close()

@@ -16,7 +16,7 @@ stays that of the episode.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import random
 
@@ -97,6 +97,9 @@ class MixedWorld:
       spent = self._real.provenance(row).real_calls
       return base.Provenance(source=types.Source.MIXED, real_calls=spent)
     return self._inner.provenance(row)
+
+  def interventions(self) -> Mapping[str, int]:
+    return self._inner.interventions()
 
   def final_state(self, row: int) -> str | None:
     world = self._real if self._is_executed(row) else self._inner

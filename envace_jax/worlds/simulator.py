@@ -125,11 +125,10 @@ class Simulator:
       observation, error = simulator_prompt.read(text)
       return observation, error or question.fault(observation)
 
-    outcome = await self._client.ask(
-      key,
-      lambda attempt: self._client.post(self._body(question, attempt)),
-      read,
-    )
+    def call(attempt: int) -> Awaitable[Any]:
+      return self._client.post(self._body(question, attempt))
+
+    outcome = await self._client.ask(key, call, read)
     if not outcome.error:
       self._kept.write(key, outcome.value, model=self.endpoint.model)
     return outcome
