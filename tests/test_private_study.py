@@ -1,4 +1,4 @@
-"""The study of private rehearsal: which lines there are, and what is in them."""
+"""The study of private rehearsal: which lines there are, what is in them."""
 
 import dataclasses
 
