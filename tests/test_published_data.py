@@ -3,6 +3,7 @@
 import contextlib
 import json
 
+from absl import logging
 import published
 import pytest
 
@@ -20,7 +21,9 @@ def generated(**options):
 
 def reading(folder, **options):
   files = str(folder / '{split}.jsonl')
-  return generated(**({'world': 'published', 'files': files} | options))
+  config = generated(**({'world': 'published', 'files': files} | options))
+  config.rollout.prompt_tokens = 64  # few samples teach few words
+  return config
 
 
 @pytest.fixture(scope='module')
@@ -112,7 +115,11 @@ def test_export_overwrites_nothing_and_makes_no_tasks_of_others(exported):
     export.run(reading(exported), str(exported / 'x'))
 
 
-def test_what_is_lost_is_said_and_said_again(folder, tmp_path, caplog):
+def test_what_is_lost_is_said_and_said_again(
+  folder, tmp_path, caplog, monkeypatch
+):
+  monkeypatch.setattr(logging.get_absl_logger(), 'level', 20)
+  monkeypatch.setattr(logging, 'set_verbosity', lambda level: None)
   train = folder / 'train.jsonl'
   change(train, 1, weigh)
   change(train, 2, lengthen)
@@ -124,20 +131,19 @@ def test_what_is_lost_is_said_and_said_again(folder, tmp_path, caplog):
   said = []
   for _ in range(2):
     caplog.clear()
-    with caplog.at_level('INFO'):
-      read = data.prepare(reading(folder), tmp_path / 'run')
+    read = data.prepare(reading(folder), tmp_path / 'run')
     said.append([r.getMessage() for r in caplog.records if 'data: ' in r.msg])
     assert [len(read.tasks[s]) for s in data.SPLITS] == [10, 2, 3, 3]
     assert len(read.demonstrations) == 10
     for file in folder.iterdir():  # a restart needs the files no more
       file.unlink()
   assert said[0] == said[1] and len(said[0]) == 4
-  json_line, long_line, weights_line, dev_line = said[0]
+  dev_line, json_line, long_line, weights_line = said[0]
   assert 'train: 1 samples dropped (json)' in json_line
   assert 'train.jsonl line 13: ' in json_line
   assert 'train: 2 samples dropped (overlong)' in long_line
   assert 'train.jsonl line 3: ' in long_line
-  assert 'more than rollout.prompt_tokens=32' in long_line
+  assert 'more than rollout.prompt_tokens=64' in long_line
   assert 'train: 1 samples repaired (weights)' in weights_line
   assert 'line 2: ' in weights_line and 'weights sum to 2' in weights_line
   assert 'dev: 1 samples dropped (schema)' in dev_line
@@ -151,7 +157,7 @@ def test_what_is_lost_is_said_and_said_again(folder, tmp_path, caplog):
   [
     (lambda s: s.pop('extra_info'), r'sample: .*extra_info'),
     (weigh, r'checklist_list\[0\]\[0\]: weights sum to 2'),
-    (lengthen, r'sample: \d+ tokens are more than rollout\.prompt_tokens=32'),
+    (lengthen, r'sample: \d+ tokens are more than rollout\.prompt_tokens=64'),
   ],
   ids=['schema', 'weights', 'overlong'],
 )

@@ -89,6 +89,7 @@ def config_of(samples, stub):
         'model.head_dim': 8,
         'model.d_ff': 64,
         'model.num_layers': 2,
+        'rollout.prompt_tokens': 64,  # few samples teach few words
         'rollout.view': 'split',
         'rollout.mode': 'host',
         'rollout.validation': 'program',
