@@ -183,7 +183,8 @@ TINY = {
   'data.num_train': 24, 'data.num_dev': 6, 'data.num_test': 6,
   'data.num_demonstrations': 60, 'data.records': True,
   'model.d_model': 16, 'model.head_dim': 4, 'model.d_ff': 16,
-  'model.num_layers': 1, 'rl.tasks_per_step': 2, 'rl.group_size': 4,
+  'model.num_layers': 1, 'rollout.prompt_tokens': 48,
+  'rl.tasks_per_step': 2, 'rl.group_size': 4,
   'rl.microbatches': 1, 'rl.anchor_batch_size': 0, 'rl.anchor_weight': 0.0,
 }  # fmt: skip
 
