@@ -93,7 +93,7 @@ def make():
       TEMPLATE,
       lambda one: [RECORD],
       instructions='Be the desk.',
-      max_observation_tokens=longest,
+      max_observation_tokens=200,
       checks_answers=checks,
     )
     return world, asked
@@ -132,12 +132,10 @@ def test_a_step_is_asked_at_once_and_answered_in_order(make):
 
 
 def test_the_model_is_told_what_happened_and_nothing_that_act_thought(make):
-  template = templates.Template(tokenizers.ByteTokenizer(), parallel=False)
   control = tokenizers.ByteTokenizer().control
   thought = np.array(
     [control['<think>'], *b'hidden', control['</think>']], np.int32
   )
-  del template
   user = TEMPLATE.user_turn('and the other?')
   with stub_endpoint.StubEndpoint(echo) as stub:
     world, _ = make(stub)
@@ -345,8 +343,11 @@ hostile = st.one_of(
 
 
 @settings(max_examples=40, deadline=None)
-@given(texts=st.lists(hostile, min_size=1, max_size=5), copies=st.sampled_from([1, 60]),
-       is_call=st.booleans())  # fmt: skip
+@given(
+  texts=st.lists(hostile, min_size=1, max_size=5),
+  copies=st.sampled_from([1, 60]),
+  is_call=st.booleans(),
+)
 def test_hostile_scenes_stay_inside_their_lines(texts, copies, is_call):
   scene = simulator_prompt.Scene(
     tools=[{'function': {'name': t, 'description': t}} for t in texts] * copies,
