@@ -200,6 +200,7 @@ def train_workload(config, model, mesh) -> Workload:
     batch = batches.pack_rows(
       [(tokens[:n], authors[:n]) for n in lengths], batch_size=rows,
       length_buckets=(c.max_row_tokens,), microbatches=rl.microbatches,
+      packed=components.packs(config),
     )  # fmt: skip
     batch = batch.replace(advantages=np.ones_like(batch.advantages))
     if loss.importance_cap:  # the pass that makes them is not measured

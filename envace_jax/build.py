@@ -143,6 +143,7 @@ class Setup:
       length_buckets=(self.config.rollout.max_row_tokens,),
       batch_size=size,
       microbatches=microbatches,
+      packed=components.packs(self.config),
     )
 
   def tasks_from(self, cursor: int) -> list[types.Task]:

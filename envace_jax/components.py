@@ -322,9 +322,8 @@ def simulator_policy(config: ml_collections.ConfigDict) -> attempts.Policy:
 def supervised_loss(config, phase) -> objective.LossConfig:
   return objective.LossConfig(
     microbatches=phase.microbatches,
-    logprob_chunk=config.rl.logprob_chunk,
     normalizer=objective.Normalizer(config.rl.normalizer),
-    row_buckets=tuple(config.rl.row_buckets),
+    **_row_options(config),
   )
 
 
@@ -345,10 +344,25 @@ def policy_loss(config: ml_collections.ConfigDict) -> objective.LossConfig:
     kl_weight_per_role=(rl.kl_act, rl.kl_rehearse),
     nll_weight=rl.anchor_weight,
     normalizer=objective.Normalizer(rl.normalizer),
-    logprob_chunk=rl.logprob_chunk,
     microbatches=rl.microbatches,
-    row_buckets=tuple(rl.row_buckets),
+    **_row_options(config),
   )
+
+
+def packs(config: ml_collections.ConfigDict) -> bool:
+  """Whether several transcripts share a row of a train step."""
+  return config.rl.packing
+
+
+def _row_options(config: ml_collections.ConfigDict) -> dict:
+  """How the rows of either phase are worked off."""
+  # A packed row is nearly full; what to cut off it costs compilation.
+  buckets = () if packs(config) else tuple(config.rl.row_buckets)
+  return {
+    'row_buckets': buckets,
+    'packed': packs(config),
+    'logprob_chunk': config.rl.logprob_chunk,
+  }
 
 
 def _values(enum_class) -> tuple[str, ...]:

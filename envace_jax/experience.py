@@ -123,6 +123,7 @@ def pack(
         length_buckets=(setup.config.rollout.max_row_tokens,),
         batch_size=sum(len(episodes[i].rows) for i in part),
         microbatches=config.microbatches,
+        packed=components.packs(setup.config),
       )
     )
   counts = advantages.group_statistics(**group)

@@ -33,6 +33,7 @@ def find(config: ml_collections.ConfigDict) -> list[str]:
       *_penalties(rl),
       *_roles(rollout, rl),
     ]
+  found += _rows(config)
   if rollout.mode == 'on_device':
     found.append("rollout.widths: only for evaluation while mode='on_device'")
   found += _data(config.data)
@@ -163,6 +164,21 @@ def _ratios(config) -> list[str]:
     found.append(
       f'rl.dual_clip={rl.dual_clip}: one update per rollout, so every ratio is '
       '1, below the bound'
+    )
+  return found
+
+
+def _rows(config) -> list[str]:
+  """What concerns padding, where packing leaves none or saves nothing."""
+  rl, found = config.rl, []
+  if not rl.packing:
+    return found
+  if rl.row_buckets:
+    found.append('rl.row_buckets: rl.packing=True, packed rows are not cut')
+  if rl.microbatches == config.warm_start.microbatches == 1:
+    found.append(
+      'rl.packing: rl.microbatches=1 and warm_start.microbatches=1, so there '
+      'is no microbatch that could be left out; every row is computed'
     )
   return found
 

@@ -178,6 +178,9 @@ def get_config() -> ml_collections.ConfigDict:
   c.rl.supervised_batch_size = 128  # objective='supervised': equal FLOPs
   c.rl.microbatches = 4
   c.rl.row_buckets = (64, 96)  # lengths a microbatch may be cut to
+  # Short transcripts share rows of max_row_tokens, also in the warm start. Only
+  # whole microbatches are saved: use many of few rows (16 of 4), in both.
+  c.rl.packing = False
   c.rl.logprob_chunk = 64  # time steps unembedded at once
   c.rl.optimizer = _optimizer(learning_rate=2e-4, schedule='constant')
 

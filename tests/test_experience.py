@@ -72,7 +72,7 @@ def test_advantages_by_source_and_pooled(by_source, table, groups, singletons):
   assert batch.tokens.shape[0] == 8
   found = {
     int(n): float(adv)
-    for n, adv in zip(batch.lengths, batch.advantages[:, 0], strict=True)
+    for n, adv in zip(batch.lengths, batch.advantages[:, 1], strict=True)
     if n
   }
   # The unscored one has left the batch; its place is padding.

@@ -181,7 +181,8 @@ def test_the_objective_uses_the_estimator_it_is_told_to(monkeypatch, estimator):
     tokens=np.zeros((3, 9), np.int32),
     authors=np.tile(np.array([0, 2, 2, 1, 3, 3, 1, 2, 4], np.int32), (3, 1)),
     logprobs=np.asarray(logp_BT, np.float32),
-    advantages=np.zeros((3, 2), np.float32),
+    advantages=np.zeros((3, 9), np.float32),
+    positions=np.tile(np.arange(9, dtype=np.int32), (3, 1)),
     lengths=LENGTHS.astype(np.int32),
   )
   config = objective.LossConfig(

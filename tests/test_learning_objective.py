@@ -29,7 +29,8 @@ def make_batch(seed=0, *, world=False):
     tokens=rng.integers(0, VOCAB, shape).astype(np.int32),
     authors=authors_BT,
     logprobs=(-4 - rng.uniform(size=shape)).astype(np.float32),
-    advantages=rng.normal(size=(8, 2)).astype(np.float32),
+    advantages=batches.advantage_per_token(authors_BT, rng.normal(size=(8, 2))),
+    positions=np.tile(np.arange(12, dtype=np.int32), (8, 1)),
     lengths=LENGTHS.astype(np.int32),
   )
 
@@ -166,7 +167,7 @@ def test_the_loss_is_the_documented_formula(lab, normalizer):
     mask_BT = np.asarray(batches.role_mask(batch, role))
     logp = logprobs(batch, tau)[mask_BT]
     ref = logprobs(batch, tau, of_reference=True)[mask_BT]
-    adv = np.broadcast_to(batch.advantages[:, role, None], (8, 12))[mask_BT]
+    adv = batch.advantages[mask_BT]
     ratio = np.exp(logp - batch.logprobs[mask_BT])
     pg = -np.minimum(ratio * adv, np.clip(ratio, 0.8, 1.2) * adv)
     kl = np.exp(ref - logp) - 1 - (ref - logp)
@@ -196,7 +197,8 @@ def test_padding_changes_nothing(lab):
     tokens=pad(batch.tokens, 11),
     authors=pad(batch.authors, Author.ACT),
     logprobs=pad(batch.logprobs, np.nan),
-    advantages=pad(batch.advantages, 9.0, columns=0),
+    advantages=pad(batch.advantages, 9.0),
+    positions=np.tile(np.arange(17, dtype=np.int32), (16, 1)),
     lengths=pad(batch.lengths, 0),
   )
   for normalizer in objective.Normalizer:

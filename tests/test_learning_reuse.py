@@ -70,7 +70,8 @@ def make_batch(seed=0):
     tokens=rng.integers(0, 64, (8, 12)).astype(np.int32),
     authors=authors_BT,
     logprobs=np.full((8, 12), -4.0, np.float32),
-    advantages=rng.normal(size=(8, 2)).astype(np.float32),
+    advantages=batches.advantage_per_token(authors_BT, rng.normal(size=(8, 2))),
+    positions=np.tile(np.arange(12, dtype=np.int32), (8, 1)),
     lengths=LENGTHS.astype(np.int32),
   )
 

@@ -47,7 +47,8 @@ def make_batch(seed=0, *, world=False):
     tokens=rng.integers(0, VOCAB, shape).astype(np.int32),
     authors=authors_BT,
     logprobs=(-4 - rng.uniform(size=shape)).astype(np.float32),
-    advantages=rng.normal(size=(8, 2)).astype(np.float32),
+    advantages=batches.advantage_per_token(authors_BT, rng.normal(size=(8, 2))),
+    positions=np.tile(np.arange(12, dtype=np.int32), (8, 1)),
     lengths=LENGTHS.astype(np.int32),
   )
 

@@ -288,12 +288,14 @@ def table_batch():
   rng = np.random.default_rng(3)
   cycle = np.array([0, 2, 2, 1, 3, 3, 3, 1, 2, 4], np.int32)
   lengths_B = np.array([10, 4, 7, 10, 9, 0, 10, 6], np.int32)
+  authors_BT = np.tile(cycle, (8, 1))
   logprobs_BT = (-3 + 0.3 * rng.normal(size=(8, 10))).astype(np.float32)
   return batches.TrainBatch(
     tokens=rng.integers(0, 5, (8, 10)).astype(np.int32),
-    authors=np.tile(cycle, (8, 1)),
+    authors=authors_BT,
     logprobs=logprobs_BT,
-    advantages=rng.normal(size=(8, 2)).astype(np.float32),
+    advantages=batches.advantage_per_token(authors_BT, rng.normal(size=(8, 2))),
+    positions=np.tile(np.arange(10, dtype=np.int32), (8, 1)),
     lengths=lengths_B,
     proximal_logprobs=logprobs_BT + 0.1,
   )
@@ -358,7 +360,8 @@ def test_the_weight_of_a_role_is_the_scale_of_its_advantages(
     )(TABLE)
 
   scaled = lambda factor: batch.replace(
-    advantages=batch.advantages * np.array([1, factor], np.float32)
+    advantages=batch.advantages
+    * np.where(batch.authors == Author.REHEARSE, np.float32(factor), 1)
   )
   weighted = gradient(batch, policy_weight_per_role=(1.0, 0.25))
   np.testing.assert_allclose(weighted, gradient(scaled(0.25)), rtol=1e-5)

@@ -7,6 +7,8 @@ from experiments import base
 
 REUSED = {'rl.updates_per_rollout': 4}
 HALF = {'model.dtype': 'bfloat16'}
+WHOLE = {'rl.microbatches': 1, 'warm_start.microbatches': 1}
+PARTS = {'rl.microbatches': 16}
 
 
 def named(changes):
@@ -71,6 +73,13 @@ def named(changes):
     ('prompt.rehearse', {}, "view='split'", {'rollout.view': 'split'}),
     ('rollout.simulator', {}, 'simulator', {'rollout.world': 'simulator'}),
     ('rollout.max_resamples', {}, 'program', {'rollout.validation': 'program'}),
+    (
+      'rl.row_buckets',
+      {'rl.packing': True},
+      'not cut',
+      {'rl.packing': False},
+    ),
+    ('rl.packing', {'rl.packing': True, **WHOLE}, 'left out', PARTS),
     ('rl.kl_estimator', {}, 'rl.kl_act=0', {'rl.kl_act': 0.1}),
     (
       'rl.kl_*',

@@ -295,5 +295,4 @@ def test_every_episode_is_as_if_its_world_were_alone(policy, view):
   for role in types.Role:
     trained = np.asarray(batches.role_mask(packed, role))
     assert set(packed.authors[trained]) == {types.AUTHOR_OF_ROLE[role]}
-  weights = np.asarray(batches.advantage_per_token(packed))
-  assert not weights[packed.authors == A.WORLD].any()
+  assert not packed.advantages[packed.authors == A.WORLD].any()

@@ -1,11 +1,11 @@
 """Episodes become arrays here, and masks are read off authors.
 
-A `TrainBatch` row is one transcript, right-padded: tokens, who wrote them,
-the behaviour log-probs, and one advantage per role. Which tokens are targets
-is a function of their authors, of nothing else: no mask is inferred from a
-pad id or a marker, and there is no default of "all ones". Token t of a row is
-predicted from tokens < t, so a mask set at t means "token t is a target";
-token 0 has no context and is never one.
+A `TrainBatch` row is one transcript or several, right-padded: tokens, who wrote
+them, their positions in their own transcript, behaviour log-probs and
+advantages. Which tokens are targets is a function of their authors, of nothing
+else: no mask is inferred from a pad id or a marker, and there is no default of
+"all ones". Token t of a transcript is predicted from its tokens < t, so a mask
+set at t means "token t is a target"; token 0 has no context and is never one.
 
 A policy is trained on what it sampled (`AUTHOR_OF_ROLE`). Recorded attempts
 have real observations, written by `WORLD`; a model learning from them must
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envace_jax import types
+from envace_jax.learning import packing
 
 NUM_ROLES = len(types.Role)
 SAMPLED_AUTHORS = tuple(types.AUTHOR_OF_ROLE[role] for role in types.Role)
@@ -33,13 +34,17 @@ SUPERVISED_AUTHORS = (
 
 @flax.struct.dataclass
 class TrainBatch:
-  """B right-padded rows. Rows of length 0 are padding."""
+  """B right-padded rows of transcripts. Rows of length 0 are padding."""
 
   tokens: jax.Array  # [B, T] int32
   authors: jax.Array  # [B, T] int32, values of types.Author
   logprobs: jax.Array  # [B, T] float32, behaviour; 0 where nobody sampled
-  advantages: jax.Array  # [B, R] float32
-  lengths: jax.Array  # [B] int32
+  # [B, T] float32: the transcript's, in the role that wrote the token.
+  advantages: jax.Array
+  # [B, T] int32: 0 where a transcript begins, and on from there; padding goes
+  # on with the last one.
+  positions: jax.Array
+  lengths: jax.Array  # [B] int32, tokens of all transcripts of the row
   # [B, T] float32: the trainer's own view of the same choices, before its first
   # update on these rows. None where the behaviour log-probs stand for it.
   proximal_logprobs: jax.Array | None = None
@@ -57,8 +62,7 @@ def loss_mask(
   written_BT = jnp.zeros(batch.authors.shape, bool)
   for author in authors:
     written_BT |= batch.authors == int(author)
-  has_context_BT = jnp.arange(batch.tokens.shape[1])[None, :] > 0
-  return written_BT & has_context_BT & valid(batch)
+  return written_BT & (batch.positions > 0) & valid(batch)
 
 
 def role_mask(batch: TrainBatch, role: types.Role) -> jax.Array:
@@ -66,31 +70,26 @@ def role_mask(batch: TrainBatch, role: types.Role) -> jax.Array:
   return loss_mask(batch, (types.AUTHOR_OF_ROLE[role],))
 
 
-def advantage_per_token(batch: TrainBatch) -> jax.Array:
-  """adv_BT: the row's advantage in the role that wrote the token, else 0."""
-  adv_BT = jnp.zeros(batch.tokens.shape, jnp.float32)
+def num_transcripts(batch: TrainBatch) -> jax.Array:
+  """Transcripts in the rows of a batch, [] float32."""
+  begins_BT = valid(batch) & (batch.positions == 0)
+  return begins_BT.sum(dtype=jnp.float32)
+
+
+def advantage_per_token(
+  authors_BT: np.ndarray, advantages_BR: np.ndarray
+) -> np.ndarray:
+  """adv_BT float32 of B transcripts: that of the author's role, else 0."""
+  adv_BT = np.zeros(np.shape(authors_BT), np.float32)
   for role in types.Role:
-    adv_B1 = batch.advantages[:, role, None]
-    adv_BT = jnp.where(role_mask(batch, role), adv_B1, adv_BT)
-  return adv_BT
+    written_BT = authors_BT == int(types.AUTHOR_OF_ROLE[role])
+    adv_BT = np.where(written_BT, advantages_BR[:, role, None], adv_BT)
+  return adv_BT.astype(np.float32)
 
 
 def cut(rows: Any, length: int) -> Any:
   """The same batches without what lies beyond `length` tokens."""
-  return jax.tree.map(
-    lambda batch: batch.replace(
-      tokens=batch.tokens[:, :length],
-      authors=batch.authors[:, :length],
-      logprobs=batch.logprobs[:, :length],
-      proximal_logprobs=(
-        None
-        if batch.proximal_logprobs is None
-        else batch.proximal_logprobs[:, :length]
-      ),
-    ),
-    rows,
-    is_leaf=lambda x: isinstance(x, TrainBatch),
-  )
+  return jax.tree.map(lambda x: x if x.ndim == 1 else x[:, :length], rows)
 
 
 def row_tokens(rows: Any) -> int:
@@ -114,11 +113,17 @@ def pack_episodes(
   length_buckets: Sequence[int],
   batch_size: int,
   microbatches: int = 1,
+  packed: bool = False,
 ) -> TrainBatch:
-  """The rows of all episodes, padded to the smallest bucket that fits them.
+  """The transcripts of all episodes, in rows of the smallest bucket that fits.
 
-  Rows are laid out so that the microbatches of a train step hold rows of
-  similar length; the order of episodes is not kept.
+  `packed` lets transcripts share rows, and leaves the other rows empty. Rows
+  are laid out so that the microbatches of a train step hold rows of similar
+  length; the order of episodes is not kept.
+
+  Raises:
+    ValueError: there are more transcripts than `batch_size`, one is longer
+      than every bucket, no token is trained, or an array is not finite.
   """
   if np.shape(advantages_ER) != (len(episodes), NUM_ROLES):
     raise ValueError(
@@ -135,6 +140,7 @@ def pack_episodes(
     length_buckets=length_buckets,
     batch_size=batch_size,
     microbatches=microbatches,
+    packed=packed,
     targets=SAMPLED_AUTHORS,
   )
 
@@ -145,50 +151,81 @@ def pack_rows(
   length_buckets: Sequence[int],
   batch_size: int,
   microbatches: int = 1,
+  packed: bool = False,
 ) -> TrainBatch:
-  """Packs recorded (tokens, authors) rows, which have no behaviour policy."""
+  """`pack_episodes` of recorded (tokens, authors), which no policy sampled."""
   return _pack(
     [(tokens, authors, np.zeros(len(tokens))) for tokens, authors in rows],
     np.zeros((len(rows), NUM_ROLES)),
     length_buckets=length_buckets,
     batch_size=batch_size,
     microbatches=microbatches,
+    packed=packed,
     targets=SUPERVISED_AUTHORS,
   )
 
 
 def _pack(
-  rows, advantages_ER, *, length_buckets, batch_size, microbatches, targets
+  transcripts,
+  advantages_ER,
+  *,
+  length_buckets,
+  batch_size,
+  microbatches,
+  packed,
+  targets,
 ):
-  if len(rows) > batch_size:
-    raise ValueError(f'{len(rows)} rows do not fit batch_size={batch_size}')
-  length = _bucket([len(tokens) for tokens, _, _ in rows], length_buckets)
-  packed = TrainBatch(
-    tokens=np.zeros((batch_size, length), np.int32),
-    authors=np.full((batch_size, length), types.Author.PROMPT, np.int32),
-    logprobs=np.zeros((batch_size, length), np.float32),
-    advantages=np.zeros((batch_size, NUM_ROLES), np.float32),
+  if len(transcripts) > batch_size:
+    raise ValueError(
+      f'{len(transcripts)} rows do not fit batch_size={batch_size}'
+    )
+  lengths = [len(tokens) for tokens, _, _ in transcripts]
+  T = _bucket(lengths, length_buckets)
+  if packed:
+    rows = packing.first_fit(lengths, T)
+  else:
+    rows = [[i] for i in range(len(transcripts))]
+  shape = (batch_size, T)
+  batch = TrainBatch(
+    tokens=np.zeros(shape, np.int32),
+    authors=np.full(shape, types.Author.PROMPT, np.int32),
+    logprobs=np.zeros(shape, np.float32),
+    advantages=np.zeros(shape, np.float32),
+    positions=np.tile(np.arange(T, dtype=np.int32), (batch_size, 1)),
     lengths=np.zeros(batch_size, np.int32),
   )
-  for i, (tokens, authors, logprobs) in enumerate(rows):
-    n = len(tokens)
-    if not n == len(authors) == len(logprobs):
-      raise ValueError(
-        f'row {i} has {n} tokens, {len(authors)} authors and '
-        f'{len(logprobs)} log-probs'
-      )
-    packed.tokens[i, :n] = tokens
-    packed.authors[i, :n] = authors
-    packed.logprobs[i, :n] = logprobs
-    packed.lengths[i] = n
-  packed.advantages[: len(rows)] = advantages_ER
-  if not np.isin(packed.authors[:, 1:], [int(a) for a in targets]).any():
+  for b, members in enumerate(rows):
+    for i in members:
+      _append(batch, b, i, transcripts[i], advantages_ER[i])
+  trained_BT = np.isin(batch.authors, [int(a) for a in targets])
+  if not (trained_BT & (batch.positions > 0)).any():
     names = ', '.join(author.name for author in targets)
     raise ValueError(
-      f'0 trainable tokens in {len(rows)} rows: none was written by {names}'
+      f'0 trainable tokens in {len(transcripts)} rows: none was written by '
+      f'{names}'
     )
-  order = _by_length(packed.lengths, microbatches)
-  return jax.tree.map(lambda x: x[order], packed)
+  order = _by_length(batch.lengths, microbatches)
+  return jax.tree.map(lambda x: x[order], batch)
+
+
+def _append(batch, b, index, transcript, advantages_R):
+  """Writes a transcript behind what row b holds already."""
+  tokens, authors, logprobs = transcript
+  n, start = len(tokens), batch.lengths[b]
+  if not n == len(authors) == len(logprobs):
+    raise ValueError(
+      f'row {index} has {n} tokens, {len(authors)} authors and '
+      f'{len(logprobs)} log-probs'
+    )
+  span = slice(start, start + n)
+  batch.tokens[b, span] = tokens
+  batch.authors[b, span] = authors
+  batch.logprobs[b, span] = logprobs
+  (batch.advantages[b, span],) = advantage_per_token(
+    np.asarray(authors)[None], advantages_R[None]
+  )
+  batch.positions[b, start:] = np.arange(batch.tokens.shape[1] - start)
+  batch.lengths[b] += n
 
 
 def _by_length(lengths: np.ndarray, microbatches: int) -> np.ndarray:

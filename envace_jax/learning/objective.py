@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from envace_jax import types
 from envace_jax.learning import batch as batches
-from envace_jax.learning import kl, losses, surrogates
+from envace_jax.learning import kl, losses, packing, surrogates
 from envace_jax.model import transformer
 
 Sums = dict[str, losses.WeightedSum]
@@ -44,7 +44,7 @@ class Normalizer(enum.Enum):
 
   TOKEN = 'token'  # trained tokens of all roles: the published token-mean
   ROLE_TOKEN = 'role_token'  # each role by its own tokens: an equal say
-  ROW = 'row'  # rows: token losses add up, so length earns no discount
+  ROW = 'row'  # transcripts: token losses add up, length earns no discount
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,7 @@ class LossConfig:
   logprob_chunk: int = 128  # time steps whose logits exist at once
   microbatches: int = 1
   row_buckets: tuple[int, ...] = ()  # lengths a microbatch may be cut to
+  packed: bool = False  # transcripts share rows: skip microbatches left empty
 
   def __post_init__(self):
     for name in (
@@ -147,7 +148,7 @@ class LossConfig:
 
 def denominators(
   masks: Mapping[types.Role, jax.Array],
-  lengths_B: jax.Array,
+  num_transcripts: jax.Array,
   normalizer: Normalizer,
 ) -> Mapping[types.Role, jax.Array]:
   """The divisor of each role, never 0, from the masks of a whole batch."""
@@ -156,8 +157,7 @@ def denominators(
     total = sum(tokens.values(), jnp.float32(0.0))
     tokens = dict.fromkeys(tokens, total)
   elif normalizer is Normalizer.ROW:
-    rows = (lengths_B > 0).sum(dtype=jnp.float32)
-    tokens = dict.fromkeys(tokens, rows)
+    tokens = dict.fromkeys(tokens, num_transcripts)
   return {role: jnp.maximum(count, 1.0) for role, count in tokens.items()}
 
 
@@ -165,7 +165,7 @@ def policy_denominators(
   batch: batches.TrainBatch, config: LossConfig
 ) -> Mapping[types.Role, jax.Array]:
   masks = {r: batches.role_mask(batch, r) for r in config.trained_roles}
-  return denominators(masks, batch.lengths, config.normalizer)
+  return denominators(masks, batches.num_transcripts(batch), config.normalizer)
 
 
 def supervised_denominators(
@@ -176,16 +176,15 @@ def supervised_denominators(
     for role in types.Role
     if config.supervised_weight_per_role[role]
   }
-  return denominators(masks, batch.lengths, config.normalizer)
+  return denominators(masks, batches.num_transcripts(batch), config.normalizer)
 
 
 def anchor_denominator(
   batch: batches.TrainBatch, config: LossConfig
 ) -> jax.Array:
   masks = {types.Role.REHEARSE: batches.loss_mask(batch, ANCHOR_AUTHORS)}
-  return denominators(masks, batch.lengths, config.normalizer)[
-    types.Role.REHEARSE
-  ]
+  count = batches.num_transcripts(batch)
+  return denominators(masks, count, config.normalizer)[types.Role.REHEARSE]
 
 
 def supervised_loss(
@@ -196,13 +195,7 @@ def supervised_loss(
   config: LossConfig,
 ) -> tuple[jax.Array, Sums]:
   """These rows' share of the supervised loss, and sums for the log."""
-  scored = transformer.token_logprobs(
-    model,
-    params,
-    rows.tokens,
-    batches.valid(rows),
-    chunk=config.logprob_chunk,
-  )
+  scored = _logprobs(model, params, rows, config, None)
   value, sums = jnp.float32(0.0), {}
   for role in types.Role:
     mask_BT = batches.loss_mask(rows, RECORDED_AUTHORS[role])
@@ -235,7 +228,6 @@ def policy_loss(
         'importance_cap needs rows with proximal_logprobs: their scores under '
         'the parameters that the first update on them starts from'
       )
-  adv_BT = batches.advantage_per_token(rows)
   value, sums = jnp.float32(0.0), {}
   for role in types.Role:
     name = role_name(role)
@@ -249,7 +241,7 @@ def policy_loss(
     surrogate, terms = surrogates.policy_gradient(
       scored.logprob,
       compared_BT,
-      -adv_BT if weight < 0 else adv_BT,
+      -rows.advantages if weight < 0 else rows.advantages,
       mask_BT,
       bounds=config.bounds,
       surrogate=config.surrogate,
@@ -274,14 +266,8 @@ def proximal_logprobs(
   config: LossConfig,
 ) -> jax.Array:
   """logp_BT of the rows as `policy_loss` scores them, without a gradient."""
-  return transformer.token_logprobs(
-    model,
-    params,
-    rows.tokens,
-    batches.valid(rows),
-    _sampling_temperatures(rows, config),
-    chunk=config.logprob_chunk,
-  ).logprob
+  temperature_BT = _sampling_temperatures(rows, config)
+  return _logprobs(model, params, rows, config, temperature_BT).logprob
 
 
 def anchor_loss(
@@ -292,13 +278,7 @@ def anchor_loss(
   config: LossConfig,
 ) -> tuple[jax.Array, losses.WeightedSum]:
   """These rows' share of the anchor term, and its unweighted NLL."""
-  scored = transformer.token_logprobs(
-    model,
-    params,
-    rows.tokens,
-    batches.valid(rows),
-    chunk=config.logprob_chunk,
-  )
+  scored = _logprobs(model, params, rows, config, None)
   mask_BT = batches.loss_mask(rows, ANCHOR_AUTHORS)
   nll = losses.negative_log_likelihood(scored.logprob, mask_BT)
   return config.nll_weight * nll.total / divisor, nll
@@ -314,24 +294,46 @@ def _scores(model, params, ref_params, rows, config):
 
   The gradient is taken with respect to `params` alone.
   """
-  inputs = (
-    rows.tokens,
-    batches.valid(rows),
-    _sampling_temperatures(rows, config),
-  )
-  score = lambda params: transformer.token_logprobs(
-    model, params, *inputs, chunk=config.logprob_chunk
-  )
+  temperature_BT = _sampling_temperatures(rows, config)
+  score = lambda params: _logprobs(model, params, rows, config, temperature_BT)
   if not config.uses_reference:
     return score(params), None
   if config.kl_estimator is kl.KLEstimator.EXACT:
-    scored, kl_BT = transformer.token_logprobs_and_kl(
-      model, params, ref_params, *inputs, chunk=config.logprob_chunk
+    inputs = _inputs(rows, temperature_BT)
+    scored, kl_BT = _unless_empty(
+      rows,
+      config,
+      lambda: transformer.token_logprobs_and_kl(
+        model, params, ref_params, *inputs, chunk=config.logprob_chunk
+      ),
     )
     return scored, lambda mask_BT: losses.masked_sum(kl_BT, mask_BT)
   scored, ref = score(params), score(ref_params).logprob
   estimate = kl.SAMPLED[config.kl_estimator]
   return scored, lambda mask_BT: estimate(scored.logprob, ref, mask_BT)
+
+
+def _logprobs(model, params, rows, config, temperature_BT):
+  return _unless_empty(
+    rows,
+    config,
+    lambda: transformer.token_logprobs(
+      model,
+      params,
+      *_inputs(rows, temperature_BT),
+      chunk=config.logprob_chunk,
+    ),
+  )
+
+
+def _unless_empty(rows, config, score):
+  """`score()`; zeros for a microbatch of rows that packing left empty."""
+  return packing.unless_empty(rows.lengths, score) if config.packed else score()
+
+
+def _inputs(rows, temperature_BT):
+  """What `transformer.token_logprobs` reads of rows."""
+  return rows.tokens, batches.valid(rows), temperature_BT, rows.positions
 
 
 def _sampling_temperatures(rows, config):

@@ -78,6 +78,8 @@ class Transformer(nn.Module):
       tokens_BT: int ids. An id outside the vocabulary gives NaN, not a guess.
       positions_BT: default 0, 1, ... without a cache, and from `length_b` on
         with one. With a cache the valid tokens of a row must continue it.
+        Without one, positions that start again start another transcript: a
+        token attends within its own only.
       cache: attend to this cache. A token whose position is past its capacity
         is not stored; `length` still counts it, so overflow is visible.
       valid_BT: False for padding: never attended to and never stored. The
@@ -101,7 +103,7 @@ class Transformer(nn.Module):
     x_BTD = layers.constrain(x_BTD)
     rotation = layers.make_rotation(positions_BT, c.head_dim, c.rope_theta)
     if cache is None:
-      x_BTD = self._read_row(x_BTD, rotation, valid_BT)
+      x_BTD = self._read_row(x_BTD, rotation, positions_BT, valid_BT)
     else:
       x_BTD, cache = self._read_cache(
         x_BTD, rotation, positions_BT, cache, valid_BT
@@ -124,9 +126,12 @@ class Transformer(nn.Module):
     )
     return nn.with_logical_constraint(logits_BTV, ('batch', 'time', 'vocab'))
 
-  def _read_row(self, x_BTD, rotation, valid_BT):
+  def _read_row(self, x_BTD, rotation, positions_BT, valid_BT):
     T = x_BTD.shape[1]
-    mask_BTS = jnp.tril(jnp.ones((T, T), bool))[None]
+    # Where a token's transcript starts; transcripts of a row differ by it.
+    start_BT = jnp.arange(T)[None, :] - positions_BT
+    mask_BTS = start_BT[:, :, None] == start_BT[:, None, :]
+    mask_BTS &= jnp.tril(jnp.ones((T, T), bool))[None]
     if valid_BT is not None:
       mask_BTS = mask_BTS & valid_BT[:, None, :]
     if self.config.scan_layers:
@@ -224,19 +229,20 @@ def token_logprobs(
   tokens_BT: jax.Array,
   valid_BT: jax.Array | None = None,
   temperature_BT: jax.Array | None = None,
+  positions_BT: jax.Array | None = None,
   *,
   chunk: int,
 ) -> TokenLogprobs:
   """Log p(token_t | tokens_<t) and the entropy of that choice.
 
   Both are 0 at t = 0 and at padding. Logits exist for `chunk` time steps at
-  a time, forwards and backwards. Rows start at position 0. With
-  `temperature_BT` token t is scored under softmax(logits / temperature_t),
-  the distribution it was sampled from.
+  a time, forwards and backwards. With `temperature_BT` token t is scored under
+  softmax(logits / temperature_t), the distribution it was sampled from. With
+  `positions_BT` a row holds a transcript from each position 0 on, scored as it
+  would be in a row of its own; without, one.
   """
-  scored = _score(
-    model, params, None, tokens_BT, valid_BT, temperature_BT, chunk=chunk
-  )
+  inputs = (tokens_BT, valid_BT, temperature_BT, positions_BT)
+  scored = _score(model, params, None, *inputs, chunk=chunk)
   return TokenLogprobs(*scored)
 
 
@@ -247,6 +253,7 @@ def token_logprobs_and_kl(
   tokens_BT: jax.Array,
   valid_BT: jax.Array | None = None,
   temperature_BT: jax.Array | None = None,
+  positions_BT: jax.Array | None = None,
   *,
   chunk: int,
 ) -> tuple[TokenLogprobs, jax.Array]:
@@ -256,8 +263,9 @@ def token_logprobs_and_kl(
   both under temperature_t, in nats; 0 at t = 0 and at padding. Two chunks of
   logits exist at a time, the policy's and the reference's.
   """
+  inputs = (tokens_BT, valid_BT, temperature_BT, positions_BT)
   logprob_BT, entropy_BT, kl_BT = _score(
-    model, params, ref_params, tokens_BT, valid_BT, temperature_BT, chunk=chunk
+    model, params, ref_params, *inputs, chunk=chunk
   )
   return TokenLogprobs(logprob_BT, entropy_BT), kl_BT
 
@@ -268,13 +276,21 @@ def kl_divergence(logp_BCV: jax.Array, ref_logp_BCV: jax.Array) -> jax.Array:
 
 
 def _score(
-  model, params, ref_params, tokens_BT, valid_BT, temperature_BT, *, chunk
+  model,
+  params,
+  ref_params,
+  tokens_BT,
+  valid_BT,
+  temperature_BT,
+  positions_BT,
+  *,
+  chunk,
 ):
   """[logprob_BT, entropy_BT], and kl_BT where there is a reference."""
   if chunk < 1:
     raise ValueError(f'chunk={chunk} must be at least 1')
   read = lambda params: model.apply(
-    {'params': params}, tokens_BT, valid_BT=valid_BT
+    {'params': params}, tokens_BT, positions_BT, valid_BT=valid_BT
   )[0]
   hidden_BTD = read(params)
   ref_hidden_BTD = None if ref_params is None else read(ref_params)
@@ -320,6 +336,8 @@ def _score(
   def join(x_CBc):
     x_BT = x_CBc.swapaxes(0, 1).reshape(B, num_chunks * chunk)[:, : T - 1]
     x_BT = jnp.pad(x_BT, ((0, 0), (1, 0)))
+    if positions_BT is not None:
+      x_BT = jnp.where(positions_BT > 0, x_BT, 0.0)
     return x_BT if valid_BT is None else jnp.where(valid_BT, x_BT, 0.0)
 
   return [join(x_CBc) for x_CBc in scored]
