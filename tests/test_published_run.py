@@ -18,6 +18,7 @@ from envace_jax import (
   export,
   restore,
   train,
+  types,
 )
 from envace_jax import metrics as metric_files
 from envace_jax.rewards import judge as judges
@@ -238,7 +239,10 @@ def assert_groups_shrink(gathered, parts):
   for part in parts:
     for i, length in enumerate(np.asarray(part.lengths)):
       tokens = np.asarray(part.tokens)[i, :length]
-      sampled = np.isin(part.authors[i, :length], [A.ACT, A.REHEARSE])
+      sampled = np.isin(
+        np.asarray(part.authors)[i, :length],
+        list(types.AUTHOR_OF_ROLE.values()),
+      )
       np.testing.assert_allclose(
         np.asarray(part.advantages)[i, :length][sampled],
         expected[tokens.tobytes()],
