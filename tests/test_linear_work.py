@@ -27,7 +27,7 @@ GREEDY = samplers.SamplerConfig(temperature=0.0)
 
 @pytest.fixture(scope='module')
 def policy():
-  """<|act|> <tool_call> a c e <|end|> <|rehearse|> b d f h <|end|> <|act|> ..."""
+  """<|act|> <tool_call> a c e <|end|> <|rehearse|> b d f h <|end|> and on."""
   tokenizer = tokenizers.ByteTokenizer()
   control, successor = tokenizer.control, {}
   for chain in (

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envace_jax import types
+from envace_jax.model import per_role
 
 NUM_ROLES = len(types.Role)
 SAMPLED_AUTHORS = tuple(types.AUTHOR_OF_ROLE[role] for role in types.Role)
@@ -95,15 +96,16 @@ def cut(rows: Any, length: int) -> Any:
 
 def row_tokens(rows: Any) -> int:
   """T of the widest of some batches."""
-  return max(batch.tokens.shape[1] for batch in _batches(rows))
+  return max(batch.tokens.shape[1] for batch in all_of(rows))
 
 
 def longest(rows: Any) -> jax.Array:
   """Tokens of the longest row of some batches, [] int32."""
-  return jnp.max(jnp.stack([jnp.max(b.lengths) for b in _batches(rows)]))
+  return jnp.max(jnp.stack([jnp.max(b.lengths) for b in all_of(rows)]))
 
 
-def _batches(rows: Any) -> list[TrainBatch]:
+def all_of(rows: Any) -> list[TrainBatch]:
+  """The batches that a tree of batches holds."""
   return jax.tree.leaves(rows, is_leaf=lambda x: isinstance(x, TrainBatch))
 
 
@@ -120,22 +122,57 @@ def pack_episodes(
   Rows are laid out so that the microbatches of a train step hold rows of
   similar length; the order of episodes is not kept.
   """
-  if np.shape(advantages_ER) != (len(episodes), NUM_ROLES):
-    raise ValueError(
-      f'advantages have shape {np.shape(advantages_ER)}; '
-      f'{len(episodes)} episodes need {(len(episodes), NUM_ROLES)}'
-    )
-  if not np.isfinite(advantages_ER).all():
-    raise ValueError('advantages are not finite')
-  for i, episode in enumerate(episodes):
-    _check_behaviour(i, episode)
-  return _pack(
+  _check_episodes(episodes, advantages_ER)
+  packed = _pack(
     [(r.tokens, r.authors, r.logprobs) for e in episodes for r in e.rows],
     np.repeat(advantages_ER, [len(e.rows) for e in episodes], axis=0),
     length_buckets=length_buckets,
     batch_size=batch_size,
     microbatches=microbatches,
-    targets=SAMPLED_AUTHORS,
+  )
+  return _with_targets(packed, SAMPLED_AUTHORS)
+
+
+def pack_views(
+  episodes: Sequence[types.Episode],
+  advantages_ER: np.ndarray,
+  *,
+  length_buckets: Sequence[int],
+  batch_size: int,
+  microbatches: int = 1,
+) -> per_role.PerRole:
+  """Each role's row of every episode, `batch_size` for the role's own network.
+
+  REHEARSE may have sampled nothing: an actor that calls no tool asks nothing.
+
+  Raises:
+    ValueError: an episode has not one row per role, each sampled by its role
+      alone: a network would learn what the other one said.
+  """
+  _check_episodes(episodes, advantages_ER)
+  for i, episode in enumerate(episodes):
+    sampled = [
+      {types.Author(a) for a in row.authors} & set(SAMPLED_AUTHORS)
+      for row in episode.rows
+    ]
+    own = [{author} for author in SAMPLED_AUTHORS]
+    if len(sampled) != NUM_ROLES or not all(map(set.issubset, sampled, own)):
+      raise ValueError(
+        f'episode {i} ({episode.task_id}) has not one row per role, each '
+        "sampled by its role alone; roll it out with rollout.view='split'"
+      )
+  act, rehearse = (
+    _pack(
+      [(r.tokens, r.authors, r.logprobs) for r in rows],
+      advantages_ER,
+      length_buckets=length_buckets,
+      batch_size=batch_size,
+      microbatches=microbatches,
+    )
+    for rows in zip(*(e.rows for e in episodes), strict=True)
+  )
+  return per_role.PerRole(
+    act=_with_targets(act, (types.Author.ACT,)), rehearse=rehearse
   )
 
 
@@ -147,19 +184,17 @@ def pack_rows(
   microbatches: int = 1,
 ) -> TrainBatch:
   """Packs recorded (tokens, authors) rows, which have no behaviour policy."""
-  return _pack(
+  packed = _pack(
     [(tokens, authors, np.zeros(len(tokens))) for tokens, authors in rows],
     np.zeros((len(rows), NUM_ROLES)),
     length_buckets=length_buckets,
     batch_size=batch_size,
     microbatches=microbatches,
-    targets=SUPERVISED_AUTHORS,
   )
+  return _with_targets(packed, SUPERVISED_AUTHORS)
 
 
-def _pack(
-  rows, advantages_ER, *, length_buckets, batch_size, microbatches, targets
-):
+def _pack(rows, advantages_BR, *, length_buckets, batch_size, microbatches):
   if len(rows) > batch_size:
     raise ValueError(f'{len(rows)} rows do not fit batch_size={batch_size}')
   length = _bucket([len(tokens) for tokens, _, _ in rows], length_buckets)
@@ -181,14 +216,20 @@ def _pack(
     packed.authors[i, :n] = authors
     packed.logprobs[i, :n] = logprobs
     packed.lengths[i] = n
-  packed.advantages[: len(rows)] = advantages_ER
-  if not np.isin(packed.authors[:, 1:], [int(a) for a in targets]).any():
-    names = ', '.join(author.name for author in targets)
-    raise ValueError(
-      f'0 trainable tokens in {len(rows)} rows: none was written by {names}'
-    )
+  packed.advantages[: len(rows)] = advantages_BR
   order = _by_length(packed.lengths, microbatches)
   return jax.tree.map(lambda x: x[order], packed)
+
+
+def _with_targets(packed, authors):
+  """The batch, if it has anything to learn."""
+  if not np.isin(packed.authors[:, 1:], [int(a) for a in authors]).any():
+    names = ', '.join(author.name for author in authors)
+    rows = int((packed.lengths > 0).sum())
+    raise ValueError(
+      f'0 trainable tokens in {rows} rows: none was written by {names}'
+    )
+  return packed
 
 
 def _by_length(lengths: np.ndarray, microbatches: int) -> np.ndarray:
@@ -213,6 +254,18 @@ def _bucket(lengths, length_buckets):
     f'row {int(np.argmax(lengths))} has {longest} tokens, more than the '
     f'largest of length_buckets, {buckets[-1]}'
   )
+
+
+def _check_episodes(episodes, advantages_ER):
+  if np.shape(advantages_ER) != (len(episodes), NUM_ROLES):
+    raise ValueError(
+      f'advantages have shape {np.shape(advantages_ER)}; '
+      f'{len(episodes)} episodes need {(len(episodes), NUM_ROLES)}'
+    )
+  if not np.isfinite(advantages_ER).all():
+    raise ValueError('advantages are not finite')
+  for i, episode in enumerate(episodes):
+    _check_behaviour(i, episode)
 
 
 def _check_behaviour(index, episode):
