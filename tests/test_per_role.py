@@ -292,6 +292,7 @@ def setup(tmp_path_factory):
   config = ablate_sharing.get_config()
   config.data.num_train, config.data.num_dev, config.data.num_test = 24, 4, 4
   config.data.num_demonstrations = 60
+  config.rollout.prompt_tokens = 48  # few texts make long tokenizations
   config.model.d_model = config.model.d_ff = 64
   config.model.num_layers, config.model.head_dim = 1, 8
   config.model.tie_embeddings = False
