@@ -16,7 +16,7 @@ from envace_jax.envs import desk, desk_tasks
 from envace_jax.evaluation import evaluator as evaluators
 from envace_jax.evaluation import runner as runners
 from envace_jax.learning import batch as batches
-from envace_jax.model import sharding, transformer
+from envace_jax.model import per_role, sharding, transformer
 from envace_jax.rewards import judge_cache, judge_endpoint, scoring
 from envace_jax.rollout import collect
 from envace_jax.sampling import keys
@@ -201,7 +201,8 @@ class Setup:
   def rehearsed_world(self, params, step: int) -> worlds.World:
     """The policy's own world, driven by the host."""
     if self.config.rollout.view == 'split':
-      return self._own_row_world(params, step, trained=True)
+      own = per_role.of(params, types.Role.REHEARSE)
+      return self._own_row_world(own, step, trained=True)
     return self._checked(rehearsal.RehearsedWorld(self._answers()))
 
   def _answers(self) -> answers.Answers:

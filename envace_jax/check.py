@@ -12,7 +12,7 @@ import ml_collections
 
 from envace_jax import components, no_ops
 from envace_jax.learning import step as learning
-from envace_jax.model import transformer
+from envace_jax.model import per_role, transformer
 
 _FLOAT_BYTES = 4
 
@@ -38,7 +38,9 @@ def budgets(config: ml_collections.ConfigDict) -> list[str]:
   rollout, rl = config.rollout, config.rl
   network = components.model(config, config.data.vocab_size)
   state = jax.eval_shape(
-    lambda: _abstract_state(network, components.optimizer(config.rl))
+    lambda: _abstract_state(
+      network, components.rl_optimizer(config), config.rl.share_roles
+    )
   )
   params = transformer.num_params(state.params)
   state_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
@@ -79,8 +81,10 @@ def budgets(config: ml_collections.ConfigDict) -> list[str]:
   ]
 
 
-def _abstract_state(network, tx):
+def _abstract_state(network, tx, share_roles):
   params = transformer.init_params(network, jax.random.key(0))
+  if not share_roles:
+    params = per_role.PerRole(act=params, rehearse=params)
   return learning.TrainState(
     step=jax.numpy.int32(0), params=params, opt_state=tx.init(params)
   )

@@ -29,7 +29,7 @@ class Trained:
   """A run's newest parameters, and what they were trained with."""
 
   setup: build.Setup
-  params: dict
+  params: restore.Params
   phase: str  # 'rl' or 'warm_start'
   step: int
 

@@ -11,7 +11,7 @@ from envace_jax import errors, types
 from envace_jax.endpoints import attempts
 from envace_jax.evaluation import private
 from envace_jax.learning import kl, objective, surrogates
-from envace_jax.learning import step as learning
+from envace_jax.learning import optimizer as optimizers
 from envace_jax.model import config as model_config
 from envace_jax.model import sharding, transformer
 from envace_jax.rewards import checklist, judge_endpoint
@@ -44,6 +44,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _validate_reuse(rl)
   _validate_simulator(rollout)
   _validate_mixing(rollout, rl)
+  _validate_sharing(rollout, rl)
   if rollout.mode == 'on_device' and rollout.world != 'rehearsal':
     raise errors.UserError(
       f'rollout.world={rollout.world!r} needs the host to answer; set '
@@ -208,6 +209,22 @@ def real_episodes(config: ml_collections.ConfigDict) -> int:
   return round(config.rollout.real_fraction * config.rl.group_size)
 
 
+def _validate_sharing(rollout, rl) -> None:
+  """A network per role needs rows per role, and both roles sampled."""
+  if rl.share_roles:
+    return
+  if rollout.view != 'split' or rollout.world != 'rehearsal':
+    raise errors.UserError(
+      'rl.share_roles=False trains a network per role, each on rows of its '
+      "own; set rollout.view='split' and rollout.world='rehearsal'"
+    )
+  if rl.objective == 'supervised':
+    raise errors.UserError(
+      "rl.objective='supervised' goes on with the one network of the warm "
+      'start; set rl.share_roles=True'
+    )
+
+
 def model(
   config: ml_collections.ConfigDict, vocab_size: int
 ) -> transformer.Transformer:
@@ -266,17 +283,28 @@ def private_settings(config: ml_collections.ConfigDict) -> private.Settings:
 
 def optimizer(phase: ml_collections.ConfigDict, *, updates_per_step: int = 1):
   """The optimizer of `config.warm_start` or `config.rl`."""
-  return learning.make_optimizer(
+  return optimizers.make_optimizer(
     total_steps=max(phase.steps, 1) * updates_per_step,
     **phase.optimizer.to_dict(),
   )
 
 
 def rl_optimizer(config: ml_collections.ConfigDict):
-  """The optimizer of `config.rl`, scheduled over all updates of the phase."""
+  """The optimizer of `config.rl`, scheduled over all updates of the phase.
+
+  With a network per role it is one for each that has anything to learn.
+  """
   reused = config.rl.objective == 'policy_gradient'
   updates = config.rl.updates_per_rollout if reused else 1
-  return optimizer(config.rl, updates_per_step=updates)
+  tx = optimizer(config.rl, updates_per_step=updates)
+  if config.rl.share_roles:
+    return tx
+  loss = policy_loss(config)
+  learns_act, learns_rehearse = (r in loss.trained_roles for r in types.Role)
+  learns_rehearse |= loss.uses_anchor
+  return optimizers.for_each_role(
+    act=tx if learns_act else None, rehearse=tx if learns_rehearse else None
+  )
 
 
 def reward_rule(config: ml_collections.ConfigDict) -> checklist.Rule:

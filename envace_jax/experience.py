@@ -16,12 +16,15 @@ from envace_jax import build, components, types
 from envace_jax.endpoints import tally as tallies
 from envace_jax.learning import advantages, dynamic_sampling, reuse
 from envace_jax.learning import batch as batches
+from envace_jax.model import per_role
 from envace_jax.rewards import scoring
 from envace_jax.rollout import alternation, statistics
 from envace_jax.rollout import episodes as rollouts
 from envace_jax.sampling import keys
 from envace_jax.worlds import simulator
 
+# For one network, or for a network per role.
+Rows = batches.TrainBatch | per_role.PerRole
 # One task's attempts, each with its score.
 Group = Sequence[tuple[types.Episode, types.Score]]
 
@@ -89,7 +92,7 @@ def gather(
 
 def pack(
   setup: build.Setup, gathered: Gathered, step: int
-) -> tuple[list[batches.TrainBatch], Mapping[str, float]]:
+) -> tuple[list[Rows], Mapping[str, float]]:
   """Rows with their role-wise advantages by minibatch, and statistics.
 
   What could not be judged leaves its minibatch, where anything else remains:
@@ -117,14 +120,7 @@ def pack(
   ):
     kept = [i for i in part if scores[i].reward is not None] or part
     parts.append(
-      batches.pack_episodes(
-        [episodes[i] for i in kept],
-        adv_ER[kept],
-        length_buckets=(setup.config.rollout.max_row_tokens,),
-        batch_size=sum(len(episodes[i].rows) for i in part),
-        microbatches=config.microbatches,
-        packed=components.packs(setup.config),
-      )
+      _packed(setup, [episodes[i] for i in kept], adv_ER[kept], len(part))
     )
   counts = advantages.group_statistics(**group)
   act = types.Role.ACT
@@ -134,6 +130,28 @@ def pack(
     'groups/zero_variance': int(counts.zero_variance_groups_R[act]),
     'groups/singleton': int(counts.singleton_groups_R[act]),
   }
+
+
+def _packed(
+  setup: build.Setup,
+  episodes: list[types.Episode],
+  adv_ER: np.ndarray,
+  batch_size: int,
+) -> Rows:
+  """The episodes in a batch for `batch_size` of them."""
+  options = {
+    'length_buckets': (setup.config.rollout.max_row_tokens,),
+    'microbatches': setup.config.rl.microbatches,
+    'packed': components.packs(setup.config),
+  }
+  if not setup.config.rl.share_roles:
+    return batches.pack_views(
+      episodes, adv_ER, batch_size=batch_size, **options
+    )
+  views = len(episodes[0].rows)
+  return batches.pack_episodes(
+    episodes, adv_ER, batch_size=batch_size * views, **options
+  )
 
 
 def _draw(

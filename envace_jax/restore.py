@@ -2,31 +2,41 @@
 
 import pathlib
 
-from envace_jax import build, components, errors, workdirs
+import ml_collections
+import optax
+
+from envace_jax import build, errors, types, workdirs
 from envace_jax import data as datasets
 from envace_jax.learning import checkpoints
 from envace_jax.learning import step as learning
+from envace_jax.model import per_role, transformer
+
+Params = transformer.Params | per_role.PerRole
 
 PHASES = ('rl', 'warm_start')  # the later one first
 
 
-def newest(workdir: str, setup: build.Setup) -> tuple[str, int, dict]:
+def newest(workdir: str, setup: build.Setup) -> tuple[str, int, Params]:
   """(phase, step, parameters) of a run's newest checkpoint.
+
+  `setup` is of this run or of one with the same network.
 
   Raises:
     UserError: it has none, or none of this architecture.
   """
+  config = workdirs.load_config(workdir)
   for phase in PHASES:
     saves = pathlib.Path(workdir) / 'checkpoints' / phase
     if saves.is_dir():
       with checkpoints.Checkpointer(saves, read_only=True) as saved:
         if saved.latest_step() is not None:
-          return phase, *saved.restore_params(_shapes(setup, phase))
+          shared = phase == 'warm_start' or _shares_roles(config)
+          return phase, *saved.restore_params(_shapes(setup, shared))
   raise errors.UserError(f'{workdir} has no checkpoint yet; train it first')
 
 
-def policy_of(workdir: str, setup: build.Setup) -> dict:
-  """The newest parameters of another run that speaks this run's tokens.
+def simulator_of(workdir: str, setup: build.Setup) -> transformer.Params:
+  """Who answers in another run that speaks this run's tokens, at its newest.
 
   Raises:
     UserError: no such run, or it has another tokenizer or architecture.
@@ -40,10 +50,12 @@ def policy_of(workdir: str, setup: build.Setup) -> dict:
   )
   if not other.exists() or mine.read_bytes() != other.read_bytes():
     raise errors.UserError(f'{workdir} has another tokenizer; use one alike')
-  return newest(workdir, setup)[2]
+  return per_role.of(newest(workdir, setup)[2], types.Role.REHEARSE)
 
 
-def warm_start_of(workdir: str, setup: build.Setup, steps: int) -> dict:
+def warm_start_of(
+  workdir: str, setup: build.Setup, steps: int
+) -> transformer.Params:
   """The end of another run's warm start.
 
   Raises:
@@ -55,7 +67,7 @@ def warm_start_of(workdir: str, setup: build.Setup, steps: int) -> dict:
       f'warm_start.workdir={workdir} has no warm start; train it first'
     )
   with checkpoints.Checkpointer(source, read_only=True) as saves:
-    step, params = saves.restore_params(_shapes(setup, 'warm_start'))
+    step, params = saves.restore_params(_shapes(setup, share_roles=True))
   if step != steps:
     raise errors.UserError(
       f'the warm start of {workdir} has {step} steps, not '
@@ -64,6 +76,13 @@ def warm_start_of(workdir: str, setup: build.Setup, steps: int) -> dict:
   return params
 
 
-def _shapes(setup: build.Setup, phase: str):
-  tx = components.optimizer(setup.config[phase])
-  return learning.abstract_state(setup.model, tx, setup.mesh).params
+def _shares_roles(config: ml_collections.ConfigDict) -> bool:
+  """A run that is older than the option did."""
+  return 'share_roles' not in config.rl or config.rl.share_roles
+
+
+def _shapes(setup: build.Setup, share_roles: bool):
+  # Parameters have the same shapes whatever updates them.
+  return learning.abstract_state(
+    setup.model, optax.identity(), setup.mesh, share_roles=share_roles
+  ).params

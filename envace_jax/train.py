@@ -27,7 +27,6 @@ from envace_jax import (
   workdirs,
 )
 from envace_jax import metrics as metric_files
-from envace_jax.learning import batch as batches
 from envace_jax.learning import checkpoints, reuse
 from envace_jax.learning import step as learning
 from envace_jax.sampling import keys
@@ -56,8 +55,15 @@ def run(config: ml_collections.ConfigDict, workdir: str) -> int:
     _checkpointer(config, path, 'rl') as rl_saves,
   ):
     # What can really be restored decides which metrics are kept.
-    warm, _ = _restore(setup, warm_saves, 'warm_start')
-    tuned, carry = _restore(setup, rl_saves, 'rl')
+    warm, _ = _restore(
+      setup, warm_saves, components.optimizer(config.warm_start)
+    )
+    tuned, carry = _restore(
+      setup,
+      rl_saves,
+      components.rl_optimizer(config),
+      share_roles=config.rl.share_roles,
+    )
     with _writer(config, path, warm, tuned) as writer:
       loop = _Loop(setup, writer, stop, clock, compiles)
       warm = _warm_start(setup, loop, warm_saves, warm)
@@ -137,7 +143,8 @@ def _reinforce(
   else:
     advance = _policy_advance(setup, warm, tx)
   if state is None:
-    state, carry = learning.restart(warm, tx, setup.mesh), {'task_cursor': 0}
+    start = warm if config.share_roles else learning.separate(warm)
+    state, carry = learning.restart(start, tx, setup.mesh), {'task_cursor': 0}
   loop.warm_up('rl', state, advance, carry)
   return loop.run('rl', state, advance, saves, carry)
 
@@ -146,7 +153,9 @@ def _policy_advance(setup: build.Setup, warm: State, tx) -> Advance:
   """One rollout, and its updates."""
   config, loss = setup.config.rl, components.policy_loss(setup.config)
   updates = config.updates_per_rollout
-  step_fn = learning.make_policy_step(setup.model, tx, loss, setup.mesh)
+  step_fn = learning.make_policy_step(
+    setup.model, tx, loss, setup.mesh, share_roles=config.share_roles
+  )
   reference = warm.params if loss.uses_reference else None
   simulator = _simulator(setup, warm.params)
   score = reuse.make_proximal_scorer(setup.model, loss, setup.mesh)
@@ -160,7 +169,7 @@ def _policy_advance(setup: build.Setup, warm: State, tx) -> Advance:
     if loss.importance_cap is not None:
       parts = [score(state.params, part) for part in parts]
 
-    def update(state: State, part: batches.TrainBatch, index: int):
+    def update(state: State, part: experience.Rows, index: int):
       anchor = None
       if loss.uses_anchor:
         anchor = setup.demonstrations_at(
@@ -185,7 +194,7 @@ def _simulator(setup: build.Setup, warm_params):
   rollout = setup.config.rollout
   if rollout.world != 'simulator' or not rollout.simulator_workdir:
     return warm_params  # which an endpoint leaves unused
-  return restore.policy_of(rollout.simulator_workdir, setup)
+  return restore.simulator_of(rollout.simulator_workdir, setup)
 
 
 class _Loop:
@@ -263,14 +272,19 @@ def _checkpointer(config, path: pathlib.Path, phase: str):
 
 
 def _restore(
-  setup: build.Setup, saves: checkpoints.Checkpointer, phase: str
+  setup: build.Setup,
+  saves: checkpoints.Checkpointer,
+  tx,
+  *,
+  share_roles: bool = True,
 ) -> tuple[State | None, Carry]:
   """A phase's newest readable state and carry; None where it has not begun."""
   if saves.latest_step() is None:
     return None, {}
-  tx = components.optimizer(setup.config[phase])
   state, meta = saves.restore(
-    learning.abstract_state(setup.model, tx, setup.mesh)
+    learning.abstract_state(
+      setup.model, tx, setup.mesh, share_roles=share_roles
+    )
   )
   return state, meta['carry']
 

@@ -158,6 +158,8 @@ def get_config() -> ml_collections.ConfigDict:
   c.rl.baseline_by_source = True
   c.rl.leave_one_out = False
   c.rl.std = False
+  # One network plays both roles; False: a copy of the warm start for each.
+  c.rl.share_roles = True
   # Of the policy loss, and so of the advantages; 0 does not train the role.
   c.rl.act_weight = 1.0
   c.rl.rehearse_weight = 1.0  # < 0: against the actor; needs an anchor or KL

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from envace_jax.learning import batch as batches
-from envace_jax.learning import objective, reuse, step, surrogates
+from envace_jax.learning import objective, optimizer, reuse, step, surrogates
 from envace_jax.model import sharding, transformer
 
 LENGTHS = np.array([12, 5, 9, 12, 7, 3, 10, 8])
@@ -91,7 +91,7 @@ def test_the_second_update_is_off_policy_and_the_first_is_not(tiny_model):
     microbatches=2,
   )
   mesh = sharding.make_mesh()
-  tx = step.make_optimizer(
+  tx = optimizer.make_optimizer(
     learning_rate=1e-2, warmup_steps=0, total_steps=9, schedule='constant',
     weight_decay=0.0, clip_norm=None, b1=0.9, b2=0.95,
   )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from envace_jax.learning import batch as batches
-from envace_jax.learning import kl, objective, step
+from envace_jax.learning import kl, objective, optimizer, step
 from envace_jax.model import sharding, transformer
 from envace_jax.types import Author, Role
 
@@ -32,7 +32,7 @@ def make_optimizer(**changes):
     'b1': 0.9,
     'b2': 0.95,
   }
-  return step.make_optimizer(**(defaults | changes))
+  return optimizer.make_optimizer(**(defaults | changes))
 
 
 def make_batch(seed=0, *, world=False):

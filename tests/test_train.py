@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -44,6 +45,15 @@ REUSE = [
   '--config.rl.surrogate=sequence',
   '--config.rl.importance_cap=2.0',
   '--config.rl.dynamic_sampling_draws=2',
+]
+# A network per role, warmed up until they call and answer.
+SEPARATE = [
+  '--config.warm_start.steps=200',
+  '--config.rollout.view=split',
+  '--config.rollout.mode=host',
+  '--config.rl.share_roles=False',
+  '--config.private.attempts=0',
+  '--config.evaluation.every=0',
 ]
 # Steps after which the process is shot: in the warm start, and in RL.
 KILLS = (8, 16)
@@ -101,18 +111,7 @@ def assert_equal_runs(left, right):
     file = pathlib.Path('evaluations') / f'{name}.json'
     assert (left / file).read_bytes() == (right / file).read_bytes()
   params = [commands.load(str(run)).params for run in (left, right)]
-  flat = [dict(_leaves(tree)) for tree in params]
-  assert flat[0].keys() == flat[1].keys()
-  for key, value in flat[0].items():
-    np.testing.assert_array_equal(value, flat[1][key], err_msg=key)
-
-
-def _leaves(tree, prefix=''):
-  for key, value in tree.items():
-    if isinstance(value, dict):
-      yield from _leaves(value, f'{prefix}/{key}')
-    else:
-      yield f'{prefix}/{key}', np.asarray(value)
+  jax.tree.map(np.testing.assert_array_equal, *params)
 
 
 def test_a_run_leaves_what_it_promises(unbroken):
@@ -167,6 +166,27 @@ def test_a_killed_run_with_reuse_and_dynamic_sampling_resumes_exactly(
     line['rl/groups/kept'] == 4 or line['rl/groups/budget_exhausted']
     for line in tuned
   )
+  summary = json.loads((runs['whole'] / 'summary.json').read_text())
+  assert summary['compiles']['after'] == 0
+
+
+@pytest.mark.nightly
+def test_a_killed_run_of_a_network_per_role_resumes_exactly(
+  environment, tmp_path
+):
+  runs = {name: tmp_path / name for name in ('whole', 'killed')}
+  finish(start(runs['whole'], environment, *SEPARATE))
+  process = start(runs['killed'], environment, *SEPARATE)
+  wait_for_step(process, runs['killed'], 204)
+  process.kill()
+  process.communicate()
+  finish(start(runs['killed'], environment, *SEPARATE))
+  assert_equal_runs(runs['whole'], runs['killed'])
+  tuned = [json.loads(line) for line in lines(runs['whole']) if b'rl/' in line]
+  assert all(line['rl/tokens/rehearse'] > 0 for line in tuned)
+  pair = commands.load(str(runs['whole'])).params
+  differ = jax.tree.map(np.array_equal, pair.act, pair.rehearse)
+  assert not any(jax.tree.leaves(differ))
   summary = json.loads((runs['whole'] / 'summary.json').read_text())
   assert summary['compiles']['after'] == 0
 

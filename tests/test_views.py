@@ -9,11 +9,11 @@ from talkative import ANYTHING, NO_RULES, TEMPLATE, decoder_for, task
 
 from envace_jax import types
 from envace_jax.rollout import alternation, collect, episodes
-from envace_jax.sampling import generator, keys, samplers
+from envace_jax.sampling import keys, samplers
 from envace_jax.text import rehearse_prompt
 from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers
-from envace_jax.worlds import base, own_row, rehearsal
+from envace_jax.worlds import own_row, rehearsal
 
 A = types.Author
 RECORD = types.Record(
@@ -166,33 +166,6 @@ def test_a_frozen_answer_is_an_observation_like_any_other(policy):
     assert len(episode.rows) == 1
     assert not {A.COPIED, A.REHEARSE} & {A(a) for a in episode.rows[0].authors}
     assert {s.author for s in episode.steps} <= {A.WORLD}
-
-
-def test_work_grows_linearly_with_turns(policy):
-  """Positions put through the model per turn, at 2 to 16 turns."""
-  model, params = policy
-  world = split_world(policy)(
-    decoder_for(model, max_row_tokens=128, max_steps=99)
-  )
-
-  decoder = decoder_for(model, max_row_tokens=128)
-  prompt = TEMPLATE.prompt('a')
-  row_keys = keys.rows(keys.stream(0, 'rollout', 0), range(1))
-  batch = base.Batch(tasks=tasks_of('a'), prompts=[prompt], row_keys=row_keys)
-  action = TEMPLATE.action('<tool_call>a</tool_call>')
-  counted = {}
-  for turns in (2, 4, 8, 16):
-    session = generator.Session(decoder, params, [prompt], 1, row_keys)
-    world.open(batch)
-    start = session.positions + world.session.positions
-    for _ in range(turns):
-      for one in (session, world.session):
-        if one.room(0) > 3:
-          one.extend(0, action[:3], np.full(3, A.COPIED, np.int8))
-          one.rows()
-    counted[turns] = session.positions + world.session.positions - start
-  for turns, count in counted.items():
-    assert count / turns <= 1.1 * counted[2] / 2
 
 
 def test_thoughts_stay_with_their_thinker():

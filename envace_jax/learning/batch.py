@@ -22,6 +22,7 @@ import numpy as np
 
 from envace_jax import types
 from envace_jax.learning import packing
+from envace_jax.model import per_role
 
 NUM_ROLES = len(types.Role)
 SAMPLED_AUTHORS = tuple(types.AUTHOR_OF_ROLE[role] for role in types.Role)
@@ -94,15 +95,16 @@ def cut(rows: Any, length: int) -> Any:
 
 def row_tokens(rows: Any) -> int:
   """T of the widest of some batches."""
-  return max(batch.tokens.shape[1] for batch in _batches(rows))
+  return max(batch.tokens.shape[1] for batch in all_of(rows))
 
 
 def longest(rows: Any) -> jax.Array:
   """Tokens of the longest row of some batches, [] int32."""
-  return jnp.max(jnp.stack([jnp.max(b.lengths) for b in _batches(rows)]))
+  return jnp.max(jnp.stack([jnp.max(b.lengths) for b in all_of(rows)]))
 
 
-def _batches(rows: Any) -> list[TrainBatch]:
+def all_of(rows: Any) -> list[TrainBatch]:
+  """The batches that a tree of batches holds."""
   return jax.tree.leaves(rows, is_leaf=lambda x: isinstance(x, TrainBatch))
 
 
@@ -125,23 +127,60 @@ def pack_episodes(
     ValueError: there are more transcripts than `batch_size`, one is longer
       than every bucket, no token is trained, or an array is not finite.
   """
-  if np.shape(advantages_ER) != (len(episodes), NUM_ROLES):
-    raise ValueError(
-      f'advantages have shape {np.shape(advantages_ER)}; '
-      f'{len(episodes)} episodes need {(len(episodes), NUM_ROLES)}'
-    )
-  if not np.isfinite(advantages_ER).all():
-    raise ValueError('advantages are not finite')
-  for i, episode in enumerate(episodes):
-    _check_behaviour(i, episode)
-  return _pack(
+  _check_episodes(episodes, advantages_ER)
+  batch = _pack(
     [(r.tokens, r.authors, r.logprobs) for e in episodes for r in e.rows],
     np.repeat(advantages_ER, [len(e.rows) for e in episodes], axis=0),
     length_buckets=length_buckets,
     batch_size=batch_size,
     microbatches=microbatches,
     packed=packed,
-    targets=SAMPLED_AUTHORS,
+  )
+  return _with_targets(batch, SAMPLED_AUTHORS)
+
+
+def pack_views(
+  episodes: Sequence[types.Episode],
+  advantages_ER: np.ndarray,
+  *,
+  length_buckets: Sequence[int],
+  batch_size: int,
+  microbatches: int = 1,
+  packed: bool = False,
+) -> per_role.PerRole:
+  """Each role's row of every episode, `batch_size` for the role's own network.
+
+  REHEARSE may have sampled nothing: an actor that calls no tool asks nothing.
+
+  Raises:
+    ValueError: an episode has not one row per role, each sampled by its role
+      alone: a network would learn what the other one said.
+  """
+  _check_episodes(episodes, advantages_ER)
+  for i, episode in enumerate(episodes):
+    sampled = [
+      {types.Author(a) for a in row.authors} & set(SAMPLED_AUTHORS)
+      for row in episode.rows
+    ]
+    own = [{author} for author in SAMPLED_AUTHORS]
+    if len(sampled) != NUM_ROLES or not all(map(set.issubset, sampled, own)):
+      raise ValueError(
+        f'episode {i} ({episode.task_id}) has not one row per role, each '
+        "sampled by its role alone; roll it out with rollout.view='split'"
+      )
+  act, rehearse = (
+    _pack(
+      [(r.tokens, r.authors, r.logprobs) for r in rows],
+      advantages_ER,
+      length_buckets=length_buckets,
+      batch_size=batch_size,
+      microbatches=microbatches,
+      packed=packed,
+    )
+    for rows in zip(*(e.rows for e in episodes), strict=True)
+  )
+  return per_role.PerRole(
+    act=_with_targets(act, (types.Author.ACT,)), rehearse=rehearse
   )
 
 
@@ -154,26 +193,25 @@ def pack_rows(
   packed: bool = False,
 ) -> TrainBatch:
   """`pack_episodes` of recorded (tokens, authors), which no policy sampled."""
-  return _pack(
+  batch = _pack(
     [(tokens, authors, np.zeros(len(tokens))) for tokens, authors in rows],
     np.zeros((len(rows), NUM_ROLES)),
     length_buckets=length_buckets,
     batch_size=batch_size,
     microbatches=microbatches,
     packed=packed,
-    targets=SUPERVISED_AUTHORS,
   )
+  return _with_targets(batch, SUPERVISED_AUTHORS)
 
 
 def _pack(
   transcripts,
-  advantages_ER,
+  advantages_BR,
   *,
   length_buckets,
   batch_size,
   microbatches,
   packed,
-  targets,
 ):
   if len(transcripts) > batch_size:
     raise ValueError(
@@ -196,14 +234,7 @@ def _pack(
   )
   for b, members in enumerate(rows):
     for i in members:
-      _append(batch, b, i, transcripts[i], advantages_ER[i])
-  trained_BT = np.isin(batch.authors, [int(a) for a in targets])
-  if not (trained_BT & (batch.positions > 0)).any():
-    names = ', '.join(author.name for author in targets)
-    raise ValueError(
-      f'0 trainable tokens in {len(transcripts)} rows: none was written by '
-      f'{names}'
-    )
+      _append(batch, b, i, transcripts[i], advantages_BR[i])
   order = _by_length(batch.lengths, microbatches)
   return jax.tree.map(lambda x: x[order], batch)
 
@@ -228,6 +259,18 @@ def _append(batch, b, index, transcript, advantages_R):
   batch.lengths[b] += n
 
 
+def _with_targets(batch, authors):
+  """The batch, if it has anything to learn."""
+  written_BT = np.isin(batch.authors, [int(a) for a in authors])
+  if not (written_BT & (batch.positions > 0)).any():
+    names = ', '.join(author.name for author in authors)
+    count = int(((batch.positions == 0) & np.asarray(valid(batch))).sum())
+    raise ValueError(
+      f'0 trainable tokens in {count} rows: none was written by {names}'
+    )
+  return batch
+
+
 def _by_length(lengths: np.ndarray, microbatches: int) -> np.ndarray:
   """An order of rows in which each microbatch has similar lengths.
 
@@ -250,6 +293,18 @@ def _bucket(lengths, length_buckets):
     f'row {int(np.argmax(lengths))} has {longest} tokens, more than the '
     f'largest of length_buckets, {buckets[-1]}'
   )
+
+
+def _check_episodes(episodes, advantages_ER):
+  if np.shape(advantages_ER) != (len(episodes), NUM_ROLES):
+    raise ValueError(
+      f'advantages have shape {np.shape(advantages_ER)}; '
+      f'{len(episodes)} episodes need {(len(episodes), NUM_ROLES)}'
+    )
+  if not np.isfinite(advantages_ER).all():
+    raise ValueError('advantages are not finite')
+  for i, episode in enumerate(episodes):
+    _check_behaviour(i, episode)
 
 
 def _check_behaviour(index, episode):

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from envace_jax import types
 from envace_jax.learning import batch as batches
 from envace_jax.learning import kl, losses, packing, surrogates
-from envace_jax.model import transformer
+from envace_jax.model import per_role, transformer
 
 Sums = dict[str, losses.WeightedSum]
 
@@ -162,10 +162,15 @@ def denominators(
 
 
 def policy_denominators(
-  batch: batches.TrainBatch, config: LossConfig
+  batch: batches.TrainBatch | per_role.PerRole, config: LossConfig
 ) -> Mapping[types.Role, jax.Array]:
-  masks = {r: batches.role_mask(batch, r) for r in config.trained_roles}
-  return denominators(masks, batches.num_transcripts(batch), config.normalizer)
+  """Counted over both roles' rows, whether or not they share a network."""
+  masks = {
+    role: batches.role_mask(per_role.of(batch, role), role)
+    for role in config.trained_roles
+  }
+  transcripts = sum(batches.num_transcripts(b) for b in batches.all_of(batch))
+  return denominators(masks, transcripts, config.normalizer)
 
 
 def supervised_denominators(

@@ -19,9 +19,12 @@ import numpy as np
 from envace_jax.learning import batch as batches
 from envace_jax.learning import objective
 from envace_jax.learning import step as learning
-from envace_jax.model import sharding, transformer
+from envace_jax.model import per_role, sharding, transformer
 
 T = TypeVar('T')
+# Of one network, or of a network per role.
+Params = transformer.Params | per_role.PerRole
+Rows = batches.TrainBatch | per_role.PerRole
 
 
 def partition(
@@ -47,10 +50,11 @@ def make_proximal_scorer(
   model: transformer.Transformer,
   config: objective.LossConfig,
   mesh: Mesh,
-) -> Callable[[transformer.Params, batches.TrainBatch], batches.TrainBatch]:
+) -> Callable[[Params, Rows], Rows]:
   """`score(params, batch) -> batch` with `proximal_logprobs` of `params`.
 
-  Rows are scored a microbatch at a time, as they will be trained on.
+  Rows are scored a microbatch at a time, as they will be trained on; those of
+  a network per role by the network that sampled them.
   """
 
   def score(params, batch):
@@ -67,6 +71,11 @@ def make_proximal_scorer(
   jitted = jax.jit(score, out_shardings=sharding.batch_sharding(mesh))
 
   def proximal_scorer(params, batch):
+    if isinstance(batch, per_role.PerRole):
+      return per_role.PerRole(
+        act=proximal_scorer(params.act, batch.act),
+        rehearse=proximal_scorer(params.rehearse, batch.rehearse),
+      )
     with sharding.use_mesh(mesh):
       return batch.replace(proximal_logprobs=jitted(params, batch))
 

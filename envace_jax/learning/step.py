@@ -9,6 +9,11 @@ over microbatches (one `lax.scan`, whose memory is that of one microbatch),
 applied, and reported. 1 or 8 microbatches, 1 or 8 devices: the same update,
 because the loss is divided by counts of the whole batch.
 
+The policy step also trains a network per role (`PerRole`), each on its role's
+rows. The loss is then the same sum with the same divisors, as if one network
+had two copies of its parameters: with equal copies their gradients add up to
+that of the one. Each network's own optimizer state and norm make the rest.
+
 An update that is not finite is dropped whole and counted in `skipped`. `step`
 then still goes on, as it counts batches and the data cursor follows it, while
 parameters and optimizer (with its own count of updates) stay as they were.
@@ -28,16 +33,9 @@ import optax
 from envace_jax import types
 from envace_jax.learning import batch as batches
 from envace_jax.learning import losses, objective
-from envace_jax.model import sharding, transformer
+from envace_jax.model import per_role, sharding, transformer
 
 Metrics = Mapping[str, jax.Array]  # flat, float32 scalars
-
-# Share of the peak learning rate left after `progress` in [0, 1] of decay.
-SCHEDULES = {
-  'constant': lambda progress: jnp.ones_like(progress),
-  'linear': lambda progress: 1.0 - progress,
-  'cosine': lambda progress: 0.5 * (1.0 + jnp.cos(jnp.pi * progress)),
-}
 
 
 @flax.struct.dataclass
@@ -45,48 +43,8 @@ class TrainState:
   """Arrays only."""
 
   step: jax.Array  # int32, batches consumed
-  params: transformer.Params
-  opt_state: optax.OptState
-
-
-def make_optimizer(
-  *,
-  learning_rate: float,
-  warmup_steps: int,
-  total_steps: int,
-  schedule: str,
-  weight_decay: float,
-  clip_norm: float | None,
-  b1: float,
-  b2: float,
-) -> optax.GradientTransformation:
-  """AdamW with warm-up, decay to 0 and a bound on the gradient's norm.
-
-  Update n (from 0) of the warm-up uses (n + 1) / warmup_steps of the peak, so
-  no update is wasted on a rate of 0. Norm scales and other vectors are not
-  decayed. `clip_norm=None` does not clip.
-  """
-  if schedule not in SCHEDULES:
-    raise ValueError(f'schedule={schedule!r} is not one of {[*SCHEDULES]}')
-  if not 0 <= warmup_steps <= total_steps:
-    raise ValueError(
-      f'warmup_steps={warmup_steps} must be in [0, total_steps={total_steps}]'
-    )
-  if clip_norm is not None and clip_norm <= 0:
-    raise ValueError(f'clip_norm={clip_norm} must be positive, or None')
-
-  def rate(count):
-    warm = jnp.minimum(1.0, (count + 1) / max(warmup_steps, 1))
-    decay_steps = max(total_steps - warmup_steps, 1)
-    progress = jnp.clip((count - warmup_steps) / decay_steps, 0.0, 1.0)
-    return learning_rate * warm * SCHEDULES[schedule](progress)
-
-  adamw = optax.adamw(
-    rate, b1=b1, b2=b2, weight_decay=weight_decay, mask=_is_decayed
-  )
-  if clip_norm is None:
-    return adamw
-  return optax.chain(optax.clip_by_global_norm(clip_norm), adamw)
+  params: transformer.Params | per_role.PerRole
+  opt_state: optax.OptState | per_role.PerRole
 
 
 def init_state(
@@ -99,6 +57,15 @@ def init_state(
   return sharding.initialize(
     lambda key: _init_partitioned(model, tx, key), mesh, key
   )
+
+
+def separate(state: TrainState) -> TrainState:
+  """The state with its network standing for both roles' own.
+
+  Both are the same arrays: `restart` from it before anything is donated.
+  """
+  params = per_role.PerRole(act=state.params, rehearse=state.params)
+  return state.replace(params=params)
 
 
 def restart(
@@ -118,10 +85,15 @@ def abstract_state(
   model: transformer.Transformer,
   tx: optax.GradientTransformation,
   mesh: Mesh,
+  *,
+  share_roles: bool = True,
 ) -> TrainState:
-  """Shapes, dtypes and shardings of `init_state`, to restore into."""
+  """Shapes, dtypes and shardings of `init_state`, to restore into.
+
+  `share_roles=False` is a state with a network per role, and `tx` one for it.
+  """
   boxed = jax.eval_shape(
-    lambda: _init_partitioned(model, tx, jax.random.key(0))
+    lambda: _init_partitioned(model, tx, jax.random.key(0), share_roles)
   )
   return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -172,10 +144,12 @@ def make_policy_step(
   tx: optax.GradientTransformation,
   config: objective.LossConfig,
   mesh: Mesh,
+  *,
+  share_roles: bool = True,
 ) -> Callable[
   [
     TrainState,
-    batches.TrainBatch,
+    batches.TrainBatch | per_role.PerRole,
     transformer.Params | None,
     batches.TrainBatch | None,
   ],
@@ -186,6 +160,10 @@ def make_policy_step(
   `ref_params` is read only if there is a KL weight and `anchor_batch` only if
   there is an NLL weight; None will do otherwise. The given state is donated,
   so the reference must be a copy of its parameters, not an alias.
+
+  With `share_roles=False`, state and batch are those of a network per role
+  (`separate`, `batches.pack_views`). The reference is one network all the same,
+  and the anchor, which REHEARSE's network learns, one batch.
   """
 
   def step(state, batch, ref_params, anchor):
@@ -195,27 +173,31 @@ def make_policy_step(
 
     def loss_fn(params, micro):
       rows, anchor_rows = micro
-      value, sums = objective.policy_loss(
+      value, sums = _policy_loss(
         model, params, ref_params, rows, divisors, config
       )
       sums['nll'] = losses.ZERO
       if config.uses_anchor:
+        world = per_role.of(params, types.Role.REHEARSE)
         anchor_value, sums['nll'] = objective.anchor_loss(
-          model, params, anchor_rows, anchor_divisor, config
+          model, world, anchor_rows, anchor_divisor, config
         )
         value += anchor_value
       return value, sums
 
     state, metrics = _update(state, loss_fn, (batch, anchor), tx, config, mesh)
     for role in types.Role:
-      metrics |= _count(role, batches.role_mask(batch, role))
+      rows = per_role.of(batch, role)
+      metrics |= _count(role, batches.role_mask(rows, role))
     return state, metrics
 
   shardings = jax.tree.map(
-    lambda x: x.sharding, abstract_state(model, tx, mesh)
+    lambda x: x.sharding,
+    abstract_state(model, tx, mesh, share_roles=share_roles),
   )
   rows = sharding.batch_sharding(mesh)
-  ref = shardings.params if config.uses_reference else None
+  one = per_role.of(shardings.params, types.Role.ACT)
+  ref = one if config.uses_reference else None
   jitted = jax.jit(
     step,
     in_shardings=(shardings, rows, ref, rows if config.uses_anchor else None),
@@ -224,7 +206,8 @@ def make_policy_step(
   )
 
   def policy_step(state, batch, ref_params, anchor_batch):
-    _check_rows('batch', batch, config, mesh)
+    for rows in batches.all_of(batch):
+      _check_rows('batch', rows, config, mesh)
     ref_params = ref_params if config.uses_reference else None
     anchor_batch = anchor_batch if config.uses_anchor else None
     if config.uses_reference:
@@ -286,6 +269,21 @@ def accumulate(
   return value, sums, grads
 
 
+def _policy_loss(model, params, ref_params, rows, divisors, config):
+  """That of the one network, or of both, each on the rows of its role."""
+  if not isinstance(params, per_role.PerRole):
+    return objective.policy_loss(
+      model, params, ref_params, rows, divisors, config
+    )
+  parts = [
+    objective.policy_loss(
+      model, params[role], ref_params, rows[role], divisors, config
+    )
+    for role in types.Role
+  ]
+  return jax.tree.map(jnp.add, *parts)
+
+
 def _update(state, loss_fn, rows, tx, config, mesh):
   """One optimizer update, or none where it would not be finite."""
   value, sums, grads = accumulate(loss_fn, state.params, rows, config)
@@ -308,19 +306,11 @@ def _update(state, loss_fn, rows, tx, config, mesh):
   return state, metrics
 
 
-def _init_partitioned(model, tx, key):
+def _init_partitioned(model, tx, key, share_roles=True):
   params = transformer.init_partitioned(model, key)
+  if not share_roles:
+    params = per_role.PerRole(act=params, rehearse=params)
   return TrainState(jnp.int32(0), params, tx.init(params))
-
-
-def _is_decayed(params):
-  # Scanned layers stack their norm scales into matrices: go by name as well.
-  def decays(path, x):
-    return x.ndim > 1 and not any(
-      getattr(entry, 'key', None) == 'scale' for entry in path
-    )
-
-  return jax.tree.map_with_path(decays, params)
 
 
 def _count(role, mask_BT):

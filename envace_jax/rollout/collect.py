@@ -10,6 +10,7 @@ import dataclasses
 import jax
 
 from envace_jax import types
+from envace_jax.model import per_role
 from envace_jax.rollout import alternation, episodes, on_device
 from envace_jax.sampling import generator, keys
 from envace_jax.text import template as templates
@@ -38,13 +39,14 @@ class Collector:
     """`group_size` episodes per task, in task order.
 
     Args:
-      params: the policy.
+      params: the policy; of a network per role, ACT's is asked.
       world: who answers; None rehearses on the device, in one program.
       tasks: any number of tasks.
       key: the stream; rows derive theirs by global sample index.
       notes: rehearsal memory per task, shown in its prompt.
       rules: what else ends an episode (host-driven worlds only).
     """
+    params = per_role.of(params, types.Role.ACT)
     attempts = episodes.attempts_of(tasks, self.group_size, notes=notes)
     done = []
     for start in range(0, len(tasks), self.batch_tasks):
@@ -67,6 +69,7 @@ class Collector:
     self, params, world: worlds.World | None, task: types.Task
   ) -> None:
     """Compiles every program that host-driven rollouts can need."""
+    params = per_role.of(params, types.Role.ACT)
     attempts = episodes.attempts_of([task] * self.batch_tasks, self.group_size)
     batch = worlds.Batch(
       tasks=[attempt.task for attempt in attempts],
