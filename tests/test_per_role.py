@@ -70,8 +70,10 @@ EPISODES = [episode(lengths, i) for i, lengths in enumerate(LENGTHS)]
 OPTIONS = {'length_buckets': (12,), 'microbatches': 2}
 
 
-def views(episodes=EPISODES):
-  return batches.pack_views(episodes, ADVANTAGES_ER[: len(episodes)], **OPTIONS)
+def views(episodes=EPISODES, batch_size=4):
+  return batches.pack_views(
+    episodes, ADVANTAGES_ER[: len(episodes)], batch_size=batch_size, **OPTIONS
+  )
 
 
 def anchor():
@@ -220,6 +222,9 @@ def test_views_are_packed_apart_and_only_views():
     for role in Role:
       i = list(rows[role].lengths).index(lengths[role])
       np.testing.assert_array_equal(rows[role].advantages[i], expected)
+  padded = views(batch_size=6)
+  assert [len(padded[role].lengths) for role in Role] == [6, 6]
+  assert sorted(padded.rehearse.lengths)[:2] == [0, 0]
   act, own = EPISODES[0].rows
   for wrong in ((act,), (act, own, own), (own, act)):
     with pytest.raises(ValueError, match="rollout.view='split'"):
@@ -376,12 +381,12 @@ def test_a_restored_run_goes_on_bit_for_bit(setup, tmp_path, monkeypatch):
   carry, lines = {'task_cursor': 0}, []
   with checkpoints.Checkpointer(tmp_path / 'rl') as saves:
     for step in range(3):
-      state, metrics, carry = advance(state, step, carry)
+      state, metrics, _, carry = advance(state, step, carry)
       lines.append(jax.device_get(metrics))
       if step == 1:
         saves.save(2, state, {'carry': dict(carry)})
     again, carry = train._restore(loud, saves, tx, share_roles=False)
-  again, metrics, _ = advance(again, 2, carry)
+  again, metrics, *_ = advance(again, 2, carry)
   assert jax.device_get(metrics) == lines[2] != lines[1]
   jax.tree.map(np.testing.assert_array_equal, again, state)
   assert all(
