@@ -36,7 +36,7 @@ class Gathered:
   groups: Sequence[Group]
   cursor: int  # position of the first task of the next step
   metrics: Mapping[str, float]
-  spend: Mapping[str, float]  # of judges; differs from run to run
+  spend: Mapping[str, float]  # at endpoints; differs from run to run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,8 @@ def _draw(
     counts |= report.verdicts()
     spend = report.spend()
   if setup.simulator is not None:
-    counts |= _take_report(setup.simulator)
+    asked, cost = _take_report(setup.simulator)
+    counts, spend = counts | asked, spend | cost
   groups = [[] for _ in tasks]
   for episode, score in zip(episodes, scores, strict=True):
     groups[episode.group].append((episode, score))
@@ -226,17 +227,20 @@ def _compared(
   )
 
 
-def _take_report(asked: simulator.Simulator) -> Mapping[str, float]:
-  """Logs what the simulator cost, and counts what a rerun would repeat.
+def _take_report(
+  asked: simulator.Simulator,
+) -> tuple[Mapping[str, int], Mapping[str, int]]:
+  """What a rerun of a step would repeat, and what it would not.
 
   A step with lost answers may come out differently when it is run again.
   """
   report = asked.take_report()
   logging.info('%s', tallies.describe('simulator', report, lost='lost'))
-  return {
+  counts = {
     'simulator/requests': report.get('requests', 0),
     'simulator/lost': sum(report['lost'].values()),
   }
+  return counts, tallies.spend('simulator', report)
 
 
 def _rules(setup: build.Setup) -> alternation.Rules:

@@ -58,7 +58,7 @@ def pack(groups, **options):
   config.rl.microbatches = 1
   config.rollout.max_row_tokens = 16
   config.update_from_flattened_dict(options)
-  gathered = experience.Gathered(groups=groups, cursor=0, metrics={})
+  gathered = experience.Gathered(groups=groups, cursor=0, metrics={}, spend={})
   setup = python_types.SimpleNamespace(config=config)
   return experience.pack(setup, gathered, 0)
 
@@ -111,6 +111,20 @@ def test_real_calls_and_rewards_are_told_by_source():
     'source/rehearsed/reward': pytest.approx(1.4 / 3),
     'source/mixed/scored': 1,
     'source/mixed/reward': 0.9,
+  }
+
+
+def test_what_a_simulator_did_wrong_is_told_by_kind():
+  report = {'requests': 5, 'calls': 7, 'errors': {'timeout': 3, 'schema': 1},
+            'lost': {'timeout': 1}}  # fmt: skip
+  asked = python_types.SimpleNamespace(take_report=lambda: report)
+  counts, spend = experience._take_report(asked)
+  assert counts == {'simulator/requests': 5, 'simulator/lost': 1}
+  assert {k: n for k, n in spend.items() if n} == {
+    'simulator/calls': 7,
+    'simulator/errors/timeout': 3,
+    'simulator/errors/schema': 1,
+    'simulator/lost/timeout': 1,
   }
 
 
@@ -212,4 +226,5 @@ def test_a_step_of_a_real_run(tmp_path, world):
     if world == 'simulator':
       assert metrics['simulator/lost'] == 0
       assert metrics['simulator/requests'] == len(stub.bodies)
+      assert found.spend['simulator/calls'] == len(stub.bodies)
       setup.simulator.close()

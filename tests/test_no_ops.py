@@ -71,7 +71,12 @@ def named(changes):
       {'data.world': 'small'},
     ),
     ('prompt.rehearse', {}, "view='split'", {'rollout.view': 'split'}),
-    ('rollout.simulator', {}, 'simulator', {'rollout.world': 'simulator'}),
+    (
+      'rollout.simulator_workdir',
+      {},
+      'simulator',
+      {'rollout.world': 'simulator'},
+    ),
     ('rollout.max_resamples', {}, 'program', {'rollout.validation': 'program'}),
     (
       'rl.row_buckets',

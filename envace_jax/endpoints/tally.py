@@ -29,6 +29,29 @@ class Tally:
     return taken
 
 
+def spend(who: str, counts: Mapping[str, Any]) -> dict[str, int]:
+  """What answers cost and what went wrong, as flat numbers.
+
+  Depends on what is cached and on the network.
+  """
+  names = (
+    'cache_hits',
+    'calls',
+    'retries',
+    'tokens_in',
+    'tokens_out',
+    'cache_faults',
+  )
+  return {
+    **{f'{who}/{name}': counts.get(name, 0) for name in names},
+    **{
+      f'{who}/{event}/{kind}': n
+      for event in ('errors', 'lost')
+      for kind, n in counts[event].items()
+    },
+  }
+
+
 def describe(
   who: str, counts: Mapping[str, Any], *, lost: str, most: int = 3
 ) -> str:
