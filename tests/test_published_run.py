@@ -140,7 +140,7 @@ def test_the_run_is_judged_and_measured_for_real(run):
   assert [line['step'] for line in spent] == [151, 152]
   assert sum(line['rl/judge/retries'] for line in spent) > 0
   assert sum(line['rl/judge/errors/timeout'] for line in spent) > 0
-  # The first step was asked while warming up, and is cached where it was judged.
+  # The first step was asked while warming up: what was judged is cached.
   assert spent[0]['rl/judge/cache_hits'] > 0
   assert spent[1]['rl/judge/tokens_in'] > 0
   summary = json.loads((run / 'summary.json').read_text())
