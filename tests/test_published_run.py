@@ -275,7 +275,7 @@ def test_foreign_samples_train_and_measure_what_can_be(
       for leaf in summary['real_success'][phase][decoding].values():
         assert leaf == nothing
     assert summary['gap'][phase] == summary['fidelity'][phase] == nothing
-    assert summary['rehearsed_success'][phase]['n'] == 3
+    assert summary['rehearsed_success'][phase]['n'] > 0
   assert summary['real_calls'] == 0
   page = (workdir / 'report.html').read_text()
   assert 'did not measure success in the real environment; in its' in page
