@@ -1,8 +1,8 @@
 """What a run measured: means that know their weight, and files that resume.
 
 `metrics.jsonl` holds deterministic values only, so that an interrupted run and
-an unbroken one leave the same bytes; seconds and rates, which never repeat, go
-to `timings.jsonl`. Both also go to TensorBoard event files.
+an unbroken one leave the same bytes; seconds, rates and what judges cost, which
+never repeat, go to `timings.jsonl`. Both also go to TensorBoard event files.
 
 Resuming from a checkpoint of step s keeps the lines with `step <= s` and drops
 what a killed process had written beyond it. Hence one rule for the caller:

@@ -1,7 +1,8 @@
 """A run's directory: one config, one owner, nothing overwritten.
 
 config.json        what the run was started with
-data/              tasks and demonstrations (TFDS), tokenizer
+data/              tasks and demonstrations (TFDS), tokenizer; samples.json
+                   says what published samples lost
 checkpoints/       warm_start/ and rl/, by train step
 metrics.jsonl      deterministic values; timings.jsonl holds the clock
 evaluations/       finished evaluations, so that a restart skips them

@@ -37,12 +37,12 @@ def decide(prompt):
 
 
 def for_judges(sample, number):
-  """Takes away the checks, and of every third sample all items but one."""
+  """Takes away the checks, and of most samples all items but one."""
   (turns,) = sample['extra_info']['interaction_kwargs']['checklist_list']
   items = turns[0]
   for item in items:
     del item['check']
-  if number % 3 == 0:
+  if number % 3:
     turns[0] = [items[0] | {'weight': 1.0}]
 
 
@@ -99,7 +99,9 @@ def config_of(samples, stub):
         'reward.judge_attempts.max_attempts': 2,
         'reward.judge_attempts.timeout_s': 3.0,
         'reward.judge_attempts.backoff_s': 0.05,
-        'warm_start.steps': 150,  # until it calls tools
+        'warm_start.steps': 150,  # until most of its calls are well formed
+        'warm_start.batch_size': 16,
+        'warm_start.optimizer.learning_rate': 6e-3,
         'rl.steps': 2,
         'checkpoint.every': 100,
         'evaluation.every': 0,
@@ -128,7 +130,7 @@ def test_the_run_is_judged_and_measured_for_real(run):
   for line in steps:
     assert line['rl/judge/requests'] >= 16
     assert 0 <= line['rl/judge/abstained'] < line['rl/judge/requests']
-    assert line['rl/steps'] > 0 and line['rl/malformed'] < 1  # it calls
+    assert line['rl/steps'] > 0.5 and line['rl/malformed'] < 0.5  # it calls
     for code in validation.CALL_CODES:
       assert line[f'rl/refused/{code}'] >= 0
     for code in validation.ANSWER_CODES:
@@ -138,7 +140,9 @@ def test_the_run_is_judged_and_measured_for_real(run):
   assert [line['step'] for line in spent] == [151, 152]
   assert sum(line['rl/judge/retries'] for line in spent) > 0
   assert sum(line['rl/judge/errors/timeout'] for line in spent) > 0
-  assert all(line['rl/judge/tokens_in'] > 0 for line in spent)
+  # The first step was asked while warming up: what was judged is cached.
+  assert spent[0]['rl/judge/cache_hits'] > 0
+  assert spent[1]['rl/judge/tokens_in'] > 0
   summary = json.loads((run / 'summary.json').read_text())
   assert summary['real_success']['after']['greedy']['iid']['mean'] is not None
   assert summary['rehearsed_success']['after']['mean'] is not None
@@ -227,27 +231,27 @@ def verdict(passed):
 
 
 def assert_groups_shrink(gathered, parts):
-  """reward - mean of those with a reward, and 0 for those without."""
-  expected = {}
+  """reward - mean of those with a reward; those without left the batch."""
+  sampled_by = list(types.AUTHOR_OF_ROLE.values())
+  expected = []
   for group in gathered.groups:
     rewards = [score.reward for _, score in group if score.reward is not None]
     for episode, score in group:
-      for row in episode.rows:
-        expected[row.tokens.tobytes()] = (
-          0.0 if score.reward is None else score.reward - np.mean(rewards)
-        )
+      for row in episode.rows if score.reward is not None else ():
+        sampled = np.isin(row.authors, sampled_by)
+        advantage = score.reward - np.mean(rewards)
+        expected.append((row.tokens.tobytes(), *[advantage] * sampled.sum()))
+  packed = []
   for part in parts:
     for i, length in enumerate(np.asarray(part.lengths)):
-      tokens = np.asarray(part.tokens)[i, :length]
-      sampled = np.isin(
-        np.asarray(part.authors)[i, :length],
-        list(types.AUTHOR_OF_ROLE.values()),
-      )
-      np.testing.assert_allclose(
-        np.asarray(part.advantages)[i, :length][sampled],
-        expected[tokens.tobytes()],
-        atol=1e-6,
-      )
+      if length:
+        sampled = np.isin(np.asarray(part.authors)[i, :length], sampled_by)
+        advantages = np.asarray(part.advantages)[i, :length][sampled]
+        tokens = np.asarray(part.tokens)[i, :length]
+        packed.append((tokens.tobytes(), *advantages))
+  for mine, theirs in zip(sorted(packed), sorted(expected), strict=True):
+    assert mine[0] == theirs[0]
+    np.testing.assert_allclose(mine[1:], theirs[1:], atol=1e-6)
 
 
 def test_foreign_samples_train_and_measure_what_can_be(
@@ -271,7 +275,7 @@ def test_foreign_samples_train_and_measure_what_can_be(
       for leaf in summary['real_success'][phase][decoding].values():
         assert leaf == nothing
     assert summary['gap'][phase] == summary['fidelity'][phase] == nothing
-    assert summary['rehearsed_success'][phase]['n'] == 3
+    assert summary['rehearsed_success'][phase]['n'] > 0
   assert summary['real_calls'] == 0
   page = (workdir / 'report.html').read_text()
   assert 'did not measure success in the real environment; in its' in page
