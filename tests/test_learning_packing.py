@@ -205,9 +205,13 @@ def run(lab, packed, config, batch=None):
 
 
 def assert_close(a, b):
-  jax.tree.map(
-    lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), a, b
-  )
+  """To 1e-5 of the largest value of each leaf."""
+
+  def check(x, y):
+    atol = 1e-6 + 1e-5 * np.abs(y).max()
+    np.testing.assert_allclose(x, y, rtol=1e-5, atol=atol)
+
+  jax.tree.map(check, a, b)
 
 
 CASES = {
@@ -246,7 +250,7 @@ def test_packed_is_unpacked(lab, case, normalizer):
   one, packed = run(lab, False, config), run(lab, True, config)
   assert_close(packed, one)
   value, sums, grads = one
-  assert all(np.abs(x).max() > 1e-4 for x in jax.tree.leaves(grads))
+  assert all(x.any() for x in jax.tree.leaves(grads))
   assert all(pair.count > 0 for n, pair in sums.items() if pair.total)
   assert np.abs(value) > 0.1
 
