@@ -9,6 +9,7 @@ of the config and the step.
 
 from collections.abc import Callable, Mapping
 import pathlib
+import time
 
 from absl import logging
 import jax
@@ -227,17 +228,19 @@ class _Loop:
     ):
       bar.advance(first)
       for step in range(first, total):
+        started = time.perf_counter()
         state, metrics, timings, carry = advance(state, step, carry)
         line = {f'{phase}/{k}': float(v) for k, v in metrics.items()}
+        seconds = time.perf_counter() - started  # of all that `line` waited for
         done = step + 1
         if self._evaluates(phase, done, total):
           line |= self._setup.evaluator.dev(state.params)
         self._writer.write(self._offset(phase) + done, line)
-        if timings:
-          self._writer.write_timings(
-            self._offset(phase) + done,
-            {f'{phase}/{k}': float(v) for k, v in timings.items()},
-          )
+        timings = {'seconds': seconds, **timings}
+        self._writer.write_timings(
+          self._offset(phase) + done,
+          {f'{phase}/{k}': float(v) for k, v in timings.items()},
+        )
         stop = self._stop.requested
         if stop or done == total or done % config.checkpoint.every == 0:
           saves.save(done, state, {'phase': phase, 'carry': dict(carry)})

@@ -136,8 +136,11 @@ def test_the_run_is_judged_and_measured_for_real(run):
     for code in validation.ANSWER_CODES:
       assert line[f'rl/rejected/{code}'] >= 0
     assert not {'rl/judge/calls', 'rl/judge/retries'} & set(line)
-  spent = metric_files.read(run / 'timings.jsonl')
-  assert [line['step'] for line in spent] == [151, 152]
+  timed = metric_files.read(run / 'timings.jsonl')
+  assert [line['step'] for line in timed] == list(range(1, 153))
+  assert all(line['warm_start/seconds'] > 0 for line in timed[:150])
+  spent = timed[150:]
+  assert all(line['rl/seconds'] > 0 for line in spent)
   assert sum(line['rl/judge/retries'] for line in spent) > 0
   assert sum(line['rl/judge/errors/timeout'] for line in spent) > 0
   # The first step was asked while warming up: what was judged is cached.
