@@ -89,8 +89,9 @@ class World(Protocol):
   def interventions(self) -> Mapping[str, int]:
     """How often a program stepped in since the world was made, by its reason.
 
-    'refused/<code>' are calls, 'rejected/<code>' answers; empty where nobody
-    watches, and with every code that there is where somebody does.
+    'refused/<code>' are calls, 'rejected/<code>' answers, 'stopped/writes'
+    writes; empty where nobody watches, and with every code that there is where
+    somebody does.
     """
 
   def close(self) -> None:

@@ -12,10 +12,10 @@ from envace_jax import types
 from envace_jax.sampling import generator
 from envace_jax.text import template as templates
 from envace_jax.text import tool_calls
-from envace_jax.worlds import base, foresight
+from envace_jax.worlds import base, foresight, intercepting
 
 
-class GatedWorld:
+class GatedWorld(intercepting.InterceptingWorld):
   """Stops writes; everything else is the inner world's."""
 
   def __init__(
@@ -36,17 +36,14 @@ class GatedWorld:
       answers: rehearsed for each write.
       max_refused: the largest share of refusals with which a write passes.
     """
-    self._inner, self._template = inner, template
+    super().__init__(inner, template)
     self._is_write, self._answers = is_write, answers
     self._max_refused = max_refused
     self.stopped = 0
 
-  def open(self, batch: base.Batch) -> None:
-    self._inner.open(batch)
-
-  def respond(
+  def intercept(
     self, session: generator.Session, requests: Sequence[base.Request]
-  ) -> list[base.Response]:
+  ) -> Mapping[int, base.Response]:
     writes = [
       request.row
       for request in requests
@@ -55,39 +52,18 @@ class GatedWorld:
     ]
     expected = foresight.expect(session, self._template, writes, self._answers)
     stopped = {
-      row: refusal
+      row: base.Response(text=refusal)
       for row, answers in expected.items()
       if (refusal := self._refusal(answers)) is not None
     }
     self.stopped += len(stopped)
-    passed = [request for request in requests if request.row not in stopped]
-    inner = self._inner.respond(session, passed) if passed else []
-    responses = dict(zip([r.row for r in passed], inner, strict=True))
-    responses |= {
-      row: base.Response(text=text) for row, text in stopped.items()
-    }
-    return [responses[request.row] for request in requests]
+    return stopped
+
+  def interventions(self) -> Mapping[str, int]:
+    return {'stopped/writes': self.stopped, **super().interventions()}
 
   def _refusal(self, answers: Sequence[str]) -> str | None:
     refusals = [text for text in answers if tool_calls.reports_error(text)]
     if len(refusals) <= self._max_refused * len(answers):
       return None
     return collections.Counter(refusals).most_common(1)[0][0]
-
-  def warm_up(self, batch: base.Batch) -> None:
-    self._inner.warm_up(batch)
-
-  def trained_rows(self) -> list[types.Row] | None:
-    return self._inner.trained_rows()
-
-  def provenance(self, row: int) -> base.Provenance:
-    return self._inner.provenance(row)
-
-  def final_state(self, row: int) -> str | None:
-    return self._inner.final_state(row)
-
-  def interventions(self) -> Mapping[str, int]:
-    return {'stopped/writes': self.stopped, **self._inner.interventions()}
-
-  def close(self) -> None:
-    self._inner.close()

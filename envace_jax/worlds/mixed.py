@@ -11,24 +11,21 @@ keeping a rehearsal near the truth, not for sparing the environment. What the
 other world said on the way need not agree with the state of the environment,
 and a later real answer may contradict it.
 
-The other world hears real answers with its next request, so a row of its own
-stays that of the episode.
+A wholly real episode leaves the other world's own row, if it has one, at its
+prompt.
 """
 
 import collections
 from collections.abc import Mapping, Sequence
-import dataclasses
 import random
-
-import numpy as np
 
 from envace_jax import types
 from envace_jax.sampling import generator, keys
 from envace_jax.text import template as templates
-from envace_jax.worlds import base
+from envace_jax.worlds import base, intercepting
 
 
-class MixedWorld:
+class MixedWorld(intercepting.InterceptingWorld):
   """Two worlds over the same rows."""
 
   def __init__(
@@ -50,45 +47,35 @@ class MixedWorld:
       real_steps: probability of a real answer in the others; above 0, all
         their calls are executed.
     """
-    self._inner, self._real, self._template = inner, real, template
+    super().__init__(inner, template)
+    self._real = real
     self._real_episodes, self._real_steps = real_episodes, real_steps
 
   def open(self, batch: base.Batch) -> None:
     self._group_size = batch.group_size
     self._names = keys.names(batch.row_keys)
     self._calls = collections.Counter()  # by row
-    self._unheard: dict[int, list[generator.Row]] = {}
-    self._inner.open(batch)
+    super().open(batch)
     self._real.open(batch)
 
-  def respond(
+  def intercept(
     self, session: generator.Session, requests: Sequence[base.Request]
-  ) -> list[base.Response]:
+  ) -> Mapping[int, base.Response]:
     executed = [r for r in requests if self._is_executed(r.row)]
-    true = self._answers(self._real, session, executed)
-    answers, passed = {}, []
-    for request in requests:
-      row = request.row
-      heard = [*self._unheard.pop(row, []), *request.heard]
-      if row in true and (true[row].stop is not None or self._shows_real(row)):
-        # A failed environment has lost the state of every later answer.
-        answers[row] = true[row]
-        if true[row].text is not None:
-          ids = self._template.observation(true[row].text)
-          world = np.full(len(ids), types.Author.WORLD, np.int8)
-          self._unheard[row] = [*heard, (ids, world)]
-      else:
-        passed.append(dataclasses.replace(request, heard=tuple(heard)))
-    answers |= self._answers(self._inner, session, passed)
-    return [answers[request.row] for request in requests]
+    if not executed:
+      return {}
+    said = self._real.respond(session, executed)
+    true = dict(zip([r.row for r in executed], said, strict=True))
+    # A failed environment has lost the state of every later answer.
+    return {
+      row: answer
+      for row, answer in true.items()
+      if answer.stop is not None or self._shows_real(row)
+    }
 
   def warm_up(self, batch: base.Batch) -> None:
-    self._inner.warm_up(batch)
+    super().warm_up(batch)
     self._real.warm_up(batch)
-
-  def trained_rows(self) -> list[types.Row] | None:
-    """Those of the other world; in a wholly real episode a prompt alone."""
-    return self._inner.trained_rows()
 
   def provenance(self, row: int) -> base.Provenance:
     if self._is_real(row):
@@ -98,15 +85,12 @@ class MixedWorld:
       return base.Provenance(source=types.Source.MIXED, real_calls=spent)
     return self._inner.provenance(row)
 
-  def interventions(self) -> Mapping[str, int]:
-    return self._inner.interventions()
-
   def final_state(self, row: int) -> str | None:
     world = self._real if self._is_executed(row) else self._inner
     return world.final_state(row)
 
   def close(self) -> None:
-    self._inner.close()
+    super().close()
     self._real.close()
 
   def _is_real(self, row: int) -> bool:
@@ -121,9 +105,3 @@ class MixedWorld:
     self._calls[row] += 1
     draw = random.Random(f'mixed {self._names[row]} {number}').random()
     return self._is_real(row) or draw < self._real_steps
-
-  def _answers(self, world, session, requests) -> dict[int, base.Response]:
-    if not requests:
-      return {}
-    said = world.respond(session, requests)
-    return dict(zip([r.row for r in requests], said, strict=True))
