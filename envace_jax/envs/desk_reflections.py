@@ -12,7 +12,7 @@ import random
 
 from envace_jax import types
 from envace_jax.envs import desk, desk_data, desk_tasks
-from envace_jax.text import notes, reflection, tool_calls
+from envace_jax.text import notes, reflection
 
 
 def reflect(
@@ -44,8 +44,12 @@ def reflect(
 def _reflected(
   environment: desk.Desk, task: types.Task, demo: types.Demonstration
 ) -> types.Demonstration:
+  met = [
+    notes.format_note(call, observation)
+    for call, observation in notes.facts(demo.steps, desk_tasks.is_write)
+  ]
   said = reflection.Reflection(
-    worked=_worked(environment, task, demo), notes=_facts(demo.steps)
+    worked=_worked(environment, task, demo), notes=tuple(dict.fromkeys(met))
   )
   return dataclasses.replace(
     demo,
@@ -63,16 +67,3 @@ def _worked(environment, task, demo) -> bool:
   mine = environment.state_hash()
   desk_tasks.oracle_episode(environment, task)
   return mine == environment.state_hash() and demo.reply == task.plan_reply
-
-
-def _facts(steps: Sequence[types.Step]) -> tuple[str, ...]:
-  """Notes of the calls up to the first write that was not refused."""
-  facts = []
-  for step in steps:
-    if isinstance(step.action, types.ParseError):
-      continue
-    refused = tool_calls.reports_error(step.observation_text)
-    if desk_tasks.is_write(step.action.name) and not refused:
-      break
-    facts.append(notes.format_note(step.action, step.observation_text))
-  return tuple(dict.fromkeys(facts))

@@ -20,17 +20,14 @@ import json
 
 from envace_jax import types
 from envace_jax.text import notes as notes_text
-from envace_jax.text import reflection, tool_calls
-
-# Of a rehearsal: (call, what it was rehearsed to meet).
-Fact = tuple[types.ToolCall, str]
+from envace_jax.text import reflection
 
 
 def agreed(
   rehearsals: Sequence[types.Episode],
   max_notes: int,
   is_write: Callable[[str], bool],
-) -> list[Fact]:
+) -> list[notes_text.Fact]:
   """What the rehearsals of one task agree on.
 
   Each distinct well-formed call votes for the observation it was rehearsed to
@@ -44,7 +41,7 @@ def agreed(
   calls, answers = {}, collections.defaultdict(collections.Counter)
   for episode in rehearsals:
     voted = set()
-    for call, observation in facts(episode.steps, is_write):
+    for call, observation in notes_text.facts(episode.steps, is_write):
       key = (call.name, json.dumps(call.arguments, sort_keys=True))
       if key in voted:
         continue
@@ -58,23 +55,6 @@ def agreed(
     for key, call in calls.items()
     if key in kept
   ]
-
-
-def facts(
-  steps: Sequence[types.Step], is_write: Callable[[str], bool]
-) -> list[Fact]:
-  """Calls and answers up to the first write that was not refused."""
-  found = []
-  for step in steps:
-    if isinstance(step.action, types.ParseError):
-      continue
-    answer = tool_calls.parse_observation(step.observation_text)
-    if not isinstance(answer, dict):
-      continue
-    if is_write(step.action.name) and not tool_calls.is_error(answer):
-      break  # later observations describe a world after this write
-    found.append((step.action, step.observation_text))
-  return found
 
 
 def written(
@@ -92,7 +72,7 @@ def written(
   return list(notes.values())[:max_notes]
 
 
-def render(memory: Sequence[Fact]) -> list[str]:
+def render(memory: Sequence[notes_text.Fact]) -> list[str]:
   """Facts as notes."""
   return [notes_text.format_note(call, answer) for call, answer in memory]
 
@@ -111,7 +91,9 @@ def placebo(memories: Sequence[str]) -> list[str]:
   return [*memories[1:], *memories[:1]]
 
 
-def scrambled(memories: Sequence[Sequence[Fact]]) -> list[list[Fact]]:
+def scrambled(
+  memories: Sequence[Sequence[notes_text.Fact]],
+) -> list[list[notes_text.Fact]]:
   """The same calls; each with the next other answer that its tool gave.
 
   The answers come from all memories in turn, so that outcomes keep their

@@ -18,6 +18,7 @@ import enum
 
 from envace_jax import types
 from envace_jax.rollout import memory as memories
+from envace_jax.text import notes as notes_text
 from envace_jax.text import reflection
 
 
@@ -80,7 +81,7 @@ class Rehearsed:
       rule=dataclasses.replace(self.rule, attempts=attempts),
     )
 
-  def facts(self) -> list[list[memories.Fact]]:
+  def facts(self) -> list[list[notes_text.Fact]]:
     """What the attempts at each task agree on, however memory is made."""
     return [
       memories.agreed(episodes, self.rule.max_notes, self.context.is_write)
@@ -103,7 +104,7 @@ class Rehearsed:
       for task, said in zip(self.tasks, self.reflections(), strict=True)
     ]
 
-  def show(self, facts: Sequence[Sequence[memories.Fact]]) -> list[str]:
+  def show(self, facts: Sequence[Sequence[notes_text.Fact]]) -> list[str]:
     """Facts about each task, as it would be shown them."""
     return [
       self._fitting(task, memories.render(known))
