@@ -163,11 +163,12 @@ def _stored(config, directory: pathlib.Path) -> dict[str, list]:
     )
   else:
     stored = dataset.find_dataset(directory, _DATASET)
-    make = _generate if c.world in GENERATED else _read_published
     if stored is None:
-      stored = dataset.write_dataset(
-        directory, _DATASET, make(config, directory)
-      )
+      if c.world == 'published':
+        records = _read_published(config, directory)
+      else:
+        records = _generate(config)
+      stored = dataset.write_dataset(directory, _DATASET, records)
   if c.world == 'published':
     reported = json.loads((directory / published.REPORT_FILE).read_text())
     for line in published.lines(reported):
@@ -178,8 +179,7 @@ def _stored(config, directory: pathlib.Path) -> dict[str, list]:
   }
 
 
-def _generate(config, directory: pathlib.Path) -> dict[str, Sequence]:
-  del directory
+def _generate(config) -> dict[str, Sequence]:
   c = config.data
   with progress.bar('data: tasks and demonstrations', 2, unit='part') as bar:
     made, world = generate_tasks(config)

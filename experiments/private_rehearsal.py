@@ -7,8 +7,9 @@ The quick start, in which a fifth of the recorded attempts end in an honest word
 about themselves. The second command sets everything against everything: who
 rehearses (before or after RL) for whom, in parallel or one after another, with
 notes by rule or self-written, against placebo, scrambled, blank and oracle
-notes, and rehearsal before each action; about five minutes on an idle core. It
-works on any run with a joint view, there without self-written notes.
+notes, and rehearsal before each action; a quarter of an hour on an idle core,
+more with self-written notes. It works on any run with a joint view, there
+without those.
 """
 
 from experiments import quickstart

@@ -172,15 +172,15 @@ class Evaluator:
       params, self._tasks[split], stream=_REHEARSED, samples=self._samples
     )
     tasks = _each(self._tasks[split], self._samples)
-    replays = []
+    replays, pairs = [], []
     if environment is not None:
       replays = replay.replay(episodes, tasks, environment.make)
+      pairs = [
+        (task.id, mine, theirs)
+        for task, r in zip(tasks, replays, strict=True)
+        for mine, theirs in r.same_history()
+      ]
     self.real_calls += sum(r.real.real_calls for r in replays)
-    pairs = [
-      (task.id, mine, theirs)
-      for task, r in zip(tasks, replays, strict=False)
-      for mine, theirs in r.same_history()
-    ]
     return Honesty(
       tasks=tasks,
       episodes=episodes,

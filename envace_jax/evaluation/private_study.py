@@ -35,6 +35,15 @@ SPLITS = ('dev', 'test_iid')  # to tune on, to report
 PARALLEL, AGREED = rehearsing.Mode.PARALLEL, rehearsing.Memory.AGREED
 
 
+# What is shown in place of one's own notes, from the same rehearsals.
+_CONTROLS: Mapping[str, Callable[[rehearsing.Rehearsed], list[str]]] = {
+  'placebo': lambda rehearsed: memory.placebo(rehearsed.notes()),
+  'scrambled': lambda rehearsed: rehearsed.show(
+    memory.scrambled(rehearsed.facts())
+  ),
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Notes:
   """Memories for the tasks of one split, and what making them took."""
@@ -90,72 +99,20 @@ class Study:
 
   def _with_notes(self, executor: str) -> list[dict]:
     own = dataclasses.replace(self._settings.rule, mode=PARALLEL, memory=AGREED)
-    lines = [self._line(executor, 'plain', lambda split: self._no_notes(split))]
+    lines = [self._line(executor, 'plain', self._no_notes())]
     for rehearser in self._policies:
       for rule in self._rules():
-        lines.append(
-          self._line(
-            executor,
-            'rehearsed',
-            lambda split, who=rehearser, rule=rule: self._memories(
-              who, rule, split, lambda rehearsed: rehearsed.notes()
-            ),
-            rehearser=rehearser,
-            mode=rule.mode.value,
-            memory=rule.memory.value,
-            attempts=rule.attempts,
-          )
-        )
-    mine = {'rehearser': executor, 'mode': 'parallel', 'memory': 'agreed'}
+        lines.append(self._noted(executor, 'rehearsed', rehearser, rule))
     attempts = 1
     while attempts < own.attempts:
       lines.append(
-        self._line(
-          executor,
-          'fewer',
-          lambda split, n=attempts: self._memories(
-            executor,
-            own,
-            split,
-            lambda rehearsed: rehearsed.notes(),
-            first=n,
-          ),
-          **mine,
-          attempts=attempts,
-        )
+        self._noted(executor, 'fewer', executor, own, attempts=attempts)
       )
       attempts *= 2
-    mine['attempts'] = own.attempts
-    controls = {
-      'placebo': lambda rehearsed: memory.placebo(rehearsed.notes()),
-      'scrambled': lambda rehearsed: rehearsed.show(
-        memory.scrambled(rehearsed.facts())
-      ),
-    }
-    for name, make in controls.items():
-      lines.append(
-        self._line(
-          executor,
-          name,
-          lambda split, make=make: self._memories(executor, own, split, make),
-          **mine,
-        )
-      )
+    for name, make in _CONTROLS.items():
+      lines.append(self._noted(executor, name, executor, own, make=make))
     for world in ('blank', 'oracle'):
-      lines.append(
-        self._line(
-          executor,
-          world,
-          lambda split, world=world: self._memories(
-            executor,
-            own,
-            split,
-            lambda rehearsed: rehearsed.notes(),
-            world=world,
-          ),
-          **mine,
-        )
-      )
+      lines.append(self._noted(executor, world, executor, own, world=world))
     return lines
 
   def _rules(self) -> list[rehearsing.Rule]:
@@ -172,21 +129,53 @@ class Study:
       self._line(
         executor,
         name,
-        lambda split: self._no_notes(split),
+        self._no_notes(),
         chooses='choose' in name,
         gates='gate' in name,
       )
       for name in ('choose', 'gate', 'choose+gate')
     ]
 
-  def _no_notes(self, split: str) -> _Notes:
-    return _Notes(
-      shown=[''] * len(self._tasks[split]), sampled_tokens=0, seconds=0.0
+  def _no_notes(self) -> dict[str, _Notes]:
+    return {
+      split: _Notes(
+        shown=[''] * len(self._tasks[split]), sampled_tokens=0, seconds=0.0
+      )
+      for split in SPLITS
+    }
+
+  def _noted(
+    self,
+    executor: str,
+    arm: str,
+    rehearser: str,
+    rule: rehearsing.Rule,
+    *,
+    make: Callable[[rehearsing.Rehearsed], list[str]] = (
+      rehearsing.Rehearsed.notes
+    ),
+    world: str = 'own',
+    attempts: int | None = None,
+  ) -> dict:
+    """A line with what a rehearser's first `attempts` rehearsals leave behind.
+
+    `make` turns rehearsals into what is shown, `world` is where they are made.
+    """
+    attempts = rule.attempts if attempts is None else attempts
+    return self._line(
+      executor,
+      arm,
+      {
+        split: self._memories(rehearser, rule, split, world, attempts, make)
+        for split in SPLITS
+      },
+      rehearser=rehearser,
+      mode=rule.mode.value,
+      memory=rule.memory.value,
+      attempts=attempts,
     )
 
-  def _memories(
-    self, rehearser, rule, split, make, *, world='own', first=None
-  ) -> _Notes:
+  def _memories(self, rehearser, rule, split, world, attempts, make) -> _Notes:
     """What some rehearsals leave behind; each is made once."""
     key = rehearser, rule, split, world
     if key not in self._rehearsals:
@@ -200,13 +189,11 @@ class Study:
       )
       self._rehearsals[key] = rehearsed, time.perf_counter() - started
     rehearsed, seconds = self._rehearsals[key]
-    if first is not None:
-      seconds *= first / rule.attempts
-      rehearsed = rehearsed.first(first)
+    rehearsed = rehearsed.first(attempts)
     return _Notes(
       shown=make(rehearsed),
       sampled_tokens=rehearsed.sampled_tokens,
-      seconds=seconds,
+      seconds=seconds * attempts / rule.attempts,
     )
 
   def _where(self, params, world: str) -> private.Where:
@@ -233,15 +220,14 @@ class Study:
     return {'blank': blank, 'oracle': oracle}[world]
 
   def _line(
-    self, executor, arm, notes_of, *, chooses=False, gates=False, **described
+    self, executor, arm, notes, *, chooses=False, gates=False, **described
   ) -> dict:
     """Tunes on dev, reports on test."""
-    tried, notes, seconds = {}, {}, {}
+    tried, seconds = {}, {}
     temperatures = self._settings.temperatures
     if chooses:
       temperatures = self._settings.action_temperatures
     for split in SPLITS:
-      notes[split] = notes_of(split)
       started = time.perf_counter()
       tried[split] = {
         temperature: self._commit(
