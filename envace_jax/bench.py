@@ -37,7 +37,7 @@ import numpy as np
 import rich.console
 import rich.table
 
-from envace_jax import components, errors, process, progress, types
+from envace_jax import components, errors, process, progress, refusals, types
 from envace_jax.learning import batch as batches
 from envace_jax.learning import step as learning
 from envace_jax.model import sharding, transformer
@@ -72,7 +72,7 @@ class Record:
 
 def run(config: ml_collections.ConfigDict, json_path: str | None) -> int:
   """Measures, prints a table, writes the records; returns the exit code."""
-  components.validate(config)
+  refusals.validate(config)
   if json_path and not pathlib.Path(json_path).absolute().parent.is_dir():
     raise errors.UserError(f'--json={json_path} has no directory; create it')
   try:

@@ -9,7 +9,7 @@ from absl import logging
 import jax
 import ml_collections
 
-from envace_jax import components, errors, types
+from envace_jax import components, errors, refusals, types
 from envace_jax import data as datasets
 from envace_jax.endpoints import cache
 from envace_jax.envs import desk, desk_tasks
@@ -42,7 +42,7 @@ class Setup:
   """What every command needs of a run, and nothing that is trained."""
 
   def __init__(self, config: ml_collections.ConfigDict, path: pathlib.Path):
-    components.validate(config)
+    refusals.validate(config)
     self.config, self.path = config, path
     self.data = datasets.prepare(config, path)
     self.rows = datasets.rows(

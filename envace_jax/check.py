@@ -10,7 +10,7 @@ import sys
 import jax
 import ml_collections
 
-from envace_jax import components, no_ops
+from envace_jax import components, no_ops, refusals
 from envace_jax.learning import step as learning
 from envace_jax.model import per_role, transformer
 
@@ -19,7 +19,7 @@ _FLOAT_BYTES = 4
 
 def run(config: ml_collections.ConfigDict) -> int:
   """Prints the report; returns the exit code."""
-  components.validate(config)
+  refusals.validate(config)
   lines = ['Config', *_indented(str(config).splitlines()), '']
   lines += ['Budgets', *_indented(budgets(config)), '']
   idle = no_ops.find(config)

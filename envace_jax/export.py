@@ -15,8 +15,8 @@ import sys
 
 import ml_collections
 
-from envace_jax import components, errors
 from envace_jax import data as datasets
+from envace_jax import errors, refusals
 from envace_jax.envs import checklist_files, desk_samples
 
 
@@ -26,7 +26,7 @@ def run(config: ml_collections.ConfigDict, directory: str) -> int:
   Raises:
     UserError: the config generates none, or a file is there already.
   """
-  components.validate(config)
+  refusals.validate(config)
   if config.data.world not in datasets.GENERATED:
     raise errors.UserError(
       f'data.world={config.data.world!r} makes no tasks to export; use one of '

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from envace_jax import components, data, errors
+from envace_jax import data, errors, refusals
 from envace_jax.tasks import records
 from experiments import quickstart
 
@@ -137,11 +137,11 @@ def test_changed_files_are_noticed(prepared, jsonl, tmp_path):
   ids=str,
 )
 def test_wrong_options_are_one_sentence(options, words):
-  components.validate(tiny())
+  refusals.validate(tiny())
   config = tiny(**options, reflections=0.1)
   config.private.memory = 'written'
   with pytest.raises(errors.UserError) as caught:
-    components.validate(config)
+    refusals.validate(config)
   assert all(word in str(caught.value) for word in words)
 
 

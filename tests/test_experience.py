@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import stub_endpoint
 
-from envace_jax import build, components, errors, experience, no_ops, types
+from envace_jax import build, errors, experience, no_ops, refusals, types
 from envace_jax.model import transformer
 from envace_jax.rollout import statistics
 from experiments import base, quickstart
@@ -156,7 +156,7 @@ def test_impossible_mixtures_and_simulators_are_refused(changes, message):
   config = base.get_config()
   config.update_from_flattened_dict(changes)
   with pytest.raises(errors.UserError, match=message):
-    components.validate(config)
+    refusals.validate(config)
 
 
 @pytest.mark.parametrize(

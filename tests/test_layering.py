@@ -25,6 +25,7 @@ LAYERS = (
   ('rollout',),
   ('evaluation', 'report', 'published'),
   ('data', 'components'),
+  ('refusals',),
   ('build',),
   ('restore', 'results', 'experience'),
   ('train', 'bench', 'commands', 'check', 'compare', 'export'),

@@ -14,6 +14,7 @@ from envace_jax import (
   components,
   errors,
   experience,
+  refusals,
   restore,
   train,
   types,
@@ -438,7 +439,7 @@ def test_another_run_s_rehearse_network_is_the_simulator(setup, tmp_path, age):
   ],
 )
 def test_what_a_network_per_role_cannot_do_is_refused(changes, words):
-  components.validate(settings())
+  refusals.validate(settings())
   with pytest.raises(errors.UserError, match=words):
-    components.validate(settings(**changes))
-  components.validate(settings(**changes, **{'rl.share_roles': True}))
+    refusals.validate(settings(**changes))
+  refusals.validate(settings(**changes, **{'rl.share_roles': True}))
