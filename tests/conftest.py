@@ -67,6 +67,23 @@ def tiny_model(make_model):
 
 
 @pytest.fixture(scope='session')
+def draw_thin_model():
+  """Makes (model, draw): one thin layer, and new parameters at every draw."""
+
+  def make():
+    config = dataclasses.replace(TINY, num_layers=1, d_model=16)
+    model = transformer.Transformer(config)
+    shapes = jax.eval_shape(
+      lambda: transformer.init_params(model, jax.random.key(0))
+    )
+    rng = np.random.default_rng(0)
+    noise = lambda x: (0.2 * rng.normal(size=x.shape)).astype(np.float32)
+    return model, lambda: jax.tree.map(noise, shapes)
+
+  return make
+
+
+@pytest.fixture(scope='session')
 def policy():
   """(model, params) that call tools, answer and stop, by chance."""
   return talkative.policy()

@@ -6,8 +6,8 @@ import numpy as np
 from envace_jax import types
 from envace_jax.model import config as config_lib
 from envace_jax.model import transformer
-from envace_jax.rollout import alternation
-from envace_jax.sampling import generator, samplers
+from envace_jax.rollout import alternation, episodes
+from envace_jax.sampling import generator, keys, samplers
 from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers
 from envace_jax.worlds import answers
@@ -89,3 +89,38 @@ def decoder_for(model, top_k=0, **limits):
     widths=(4, 16),
     ladder=(*ladder, limits['max_row_tokens']),
   )
+
+
+def play(decoder, params, world, tasks, group_size, seed=0):
+  """Episodes of some tasks in a host-driven world."""
+  attempts = episodes.attempts_of(tasks, group_size)
+  finished = alternation.run_episodes(
+    decoder,
+    TEMPLATE,
+    params,
+    world,
+    attempts,
+    [TEMPLATE.prompt(one.instruction) for one in tasks],
+    keys.rows(keys.stream(seed, 'rollout', 0), range(len(attempts))),
+    NO_RULES,
+  )
+  return [
+    episodes.episode_of(attempt, one, TEMPLATE)
+    for attempt, one in zip(attempts, finished, strict=True)
+  ]
+
+
+def assert_only_answers_part(plain, other):
+  """ACT's rows are equal up to a token that REHEARSE said, if they differ."""
+  parted = 0
+  for left, right in zip(plain, other, strict=True):
+    a, b = left.rows[0], right.rows[0]
+    n = min(len(a.tokens), len(b.tokens))
+    differ = np.flatnonzero(a.tokens[:n] != b.tokens[:n])
+    first = int(differ[0]) if len(differ) else n
+    np.testing.assert_array_equal(a.logprobs[:first], b.logprobs[:first])
+    if len(differ):
+      # Only an answer can be where the two part.
+      assert a.authors[first] == b.authors[first] == types.Author.COPIED
+      parted += 1
+  assert parted, 'no answer changed: this test sees nothing'

@@ -149,17 +149,10 @@ def test_transcripts_share_rows_and_the_rest_lies_in_microbatches_of_its_own():
 
 
 @pytest.fixture(scope='module')
-def lab(tiny_model):
-  model = transformer.Transformer(
-    dataclasses.replace(tiny_model[2], num_layers=1, d_model=16)
-  )
-  shapes = jax.eval_shape(
-    lambda: transformer.init_params(model, jax.random.key(0))
-  )
-  rng = np.random.default_rng(0)
-  draw = lambda x: (0.2 * rng.normal(size=x.shape)).astype(np.float32)
-  params = jax.tree.map(draw, shapes)
-  return model, params, jax.tree.map(lambda x: x + 0.1 * draw(x), params)
+def lab(draw_thin_model):
+  model, draw = draw_thin_model()
+  params, noise = draw(), draw()
+  return model, params, jax.tree.map(lambda x, y: x + 0.1 * y, params, noise)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import talkative
 from talkative import ANYTHING, NO_RULES, TEMPLATE, decoder_for, task
 
 from envace_jax import (
@@ -25,7 +26,7 @@ from envace_jax.learning import batch as batches
 from envace_jax.learning import checkpoints, objective, reuse
 from envace_jax.learning import optimizer as optimizers
 from envace_jax.learning import step as learning
-from envace_jax.model import per_role, sharding, transformer
+from envace_jax.model import per_role, sharding
 from envace_jax.rollout import collect
 from envace_jax.sampling import keys, scripted
 from envace_jax.worlds import own_row
@@ -84,17 +85,10 @@ def anchor():
 
 
 @pytest.fixture(scope='module')
-def net(tiny_model):
+def net(draw_thin_model):
   """A small model, its parameters, and others."""
-  model = transformer.Transformer(
-    dataclasses.replace(tiny_model[2], num_layers=1, d_model=16)
-  )
-  shapes = jax.eval_shape(
-    lambda: transformer.init_params(model, jax.random.key(0))
-  )
-  rng = np.random.default_rng(0)
-  draw = lambda x: (0.2 * rng.normal(size=x.shape)).astype(np.float32)
-  return model, *(jax.tree.map(draw, shapes) for _ in range(2))
+  model, draw = draw_thin_model()
+  return model, draw(), draw()
 
 
 def one_step(net, tx, config, params):
@@ -285,17 +279,7 @@ def test_rehearse_s_network_reaches_an_action_only_through_an_answer(policy):
   )
   plain = rolled_out(model, PerRole(act=params, rehearse=params))
   other = rolled_out(model, PerRole(act=params, rehearse=disturbed))
-  parted = 0
-  for left, right in zip(plain, other, strict=True):
-    a, b = left.rows[0], right.rows[0]
-    n = min(len(a.tokens), len(b.tokens))
-    differ = np.flatnonzero(a.tokens[:n] != b.tokens[:n])
-    first = int(differ[0]) if len(differ) else n
-    np.testing.assert_array_equal(a.logprobs[:first], b.logprobs[:first])
-    if len(differ):
-      assert a.authors[first] == b.authors[first] == A.COPIED
-      parted += 1
-  assert parted, 'the disturbance changed no answer: this test sees nothing'
+  talkative.assert_only_answers_part(plain, other)
 
 
 @pytest.fixture(scope='module')

@@ -146,27 +146,33 @@ def test_a_killed_run_equals_an_unbroken_one(unbroken, environment, tmp_path):
   assert_equal_runs(unbroken, workdir)
 
 
+def equal_after_a_kill(environment, tmp_path, *options):
+  """A whole run, which one that was killed in its RL phase equals."""
+  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+  finish(start(whole, environment, *options))
+  process = start(killed, environment, *options)
+  wait_for_step(process, killed, 204)
+  process.kill()
+  process.communicate()
+  finish(start(killed, environment, *options))
+  assert_equal_runs(whole, killed)
+  return whole
+
+
 @pytest.mark.nightly
 def test_a_killed_run_with_reuse_and_dynamic_sampling_resumes_exactly(
   environment, tmp_path
 ):
   """The task cursor is state here: no step tells how many were drawn."""
-  runs = {name: tmp_path / name for name in ('whole', 'killed')}
-  finish(start(runs['whole'], environment, *REUSE))
-  process = start(runs['killed'], environment, *REUSE)
-  wait_for_step(process, runs['killed'], 204)
-  process.kill()
-  process.communicate()
-  finish(start(runs['killed'], environment, *REUSE))
-  assert_equal_runs(runs['whole'], runs['killed'])
-  tuned = [json.loads(line) for line in lines(runs['whole']) if b'rl/' in line]
+  whole = equal_after_a_kill(environment, tmp_path, *REUSE)
+  tuned = [json.loads(line) for line in lines(whole) if b'rl/' in line]
   drawn = [line['rl/groups/drawn'] for line in tuned]
   assert max(drawn) > min(drawn) == 4
   assert all(
     line['rl/groups/kept'] == 4 or line['rl/groups/budget_exhausted']
     for line in tuned
   )
-  summary = json.loads((runs['whole'] / 'summary.json').read_text())
+  summary = json.loads((whole / 'summary.json').read_text())
   assert summary['compiles']['after'] == 0
 
 
@@ -174,20 +180,13 @@ def test_a_killed_run_with_reuse_and_dynamic_sampling_resumes_exactly(
 def test_a_killed_run_of_a_network_per_role_resumes_exactly(
   environment, tmp_path
 ):
-  runs = {name: tmp_path / name for name in ('whole', 'killed')}
-  finish(start(runs['whole'], environment, *SEPARATE))
-  process = start(runs['killed'], environment, *SEPARATE)
-  wait_for_step(process, runs['killed'], 204)
-  process.kill()
-  process.communicate()
-  finish(start(runs['killed'], environment, *SEPARATE))
-  assert_equal_runs(runs['whole'], runs['killed'])
-  tuned = [json.loads(line) for line in lines(runs['whole']) if b'rl/' in line]
+  whole = equal_after_a_kill(environment, tmp_path, *SEPARATE)
+  tuned = [json.loads(line) for line in lines(whole) if b'rl/' in line]
   assert all(line['rl/tokens/rehearse'] > 0 for line in tuned)
-  pair = commands.load(str(runs['whole'])).params
+  pair = commands.load(str(whole)).params
   differ = jax.tree.map(np.array_equal, pair.act, pair.rehearse)
   assert not any(jax.tree.leaves(differ))
-  summary = json.loads((runs['whole'] / 'summary.json').read_text())
+  summary = json.loads((whole / 'summary.json').read_text())
   assert summary['compiles']['after'] == 0
 
 

@@ -5,10 +5,11 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+import talkative
 from talkative import ANYTHING, NO_RULES, TEMPLATE, decoder_for, task
 
 from envace_jax import types
-from envace_jax.rollout import alternation, collect, episodes
+from envace_jax.rollout import collect
 from envace_jax.sampling import keys, samplers
 from envace_jax.text import rehearse_prompt
 from envace_jax.text import template as templates
@@ -39,17 +40,9 @@ def run(policy, tasks, world, seed=0, **changes):
   model, params = policy
   limits = {'max_row_tokens': 128} | changes.pop('limits', {})
   decoder = dataclasses.replace(decoder_for(model, **limits), **changes)
-  attempts = episodes.attempts_of(tasks, GROUP)
-  prompts = [TEMPLATE.prompt(one.instruction) for one in tasks]
-  row_keys = keys.rows(keys.stream(seed, 'rollout', 0), range(len(attempts)))
-  finished = alternation.run_episodes(
-    decoder, TEMPLATE, params, world(decoder), attempts, prompts, row_keys,
-    NO_RULES,
-  )  # fmt: skip
-  return [
-    episodes.episode_of(attempt, one, TEMPLATE)
-    for attempt, one in zip(attempts, finished, strict=True)
-  ]
+  return talkative.play(
+    decoder, params, world(decoder), tasks, GROUP, seed=seed
+  )
 
 
 def split_world(policy, secret='', trained=True):
@@ -120,18 +113,7 @@ def test_no_word_of_rehearse_s_prompt_reaches_an_action(policy):
   tasks = tasks_of('a', 'a longer one', 'mid')
   plain = run(policy, tasks, split_world(policy))
   told = run(policy, tasks, split_world(policy, 'bbbbabab'))
-  answers_differ = 0
-  for left, right in zip(plain, told, strict=True):
-    a, b = left.rows[0], right.rows[0]
-    n = min(len(a.tokens), len(b.tokens))
-    differ = np.flatnonzero(a.tokens[:n] != b.tokens[:n])
-    first = int(differ[0]) if len(differ) else n
-    np.testing.assert_array_equal(a.logprobs[:first], b.logprobs[:first])
-    if len(differ):
-      # Only an answer can be where the two part.
-      assert a.authors[first] == b.authors[first] == A.COPIED
-      answers_differ += 1
-  assert answers_differ, 'the secret changed nothing: this test sees nothing'
+  talkative.assert_only_answers_part(plain, told)
 
 
 def test_sampled_logprobs_are_those_of_the_own_row(policy):

@@ -4,12 +4,12 @@ import zlib
 
 import numpy as np
 import pytest
-from talkative import ANYTHING, NO_RULES, TEMPLATE, decoder_for, task
+import talkative
+from talkative import ANYTHING, TEMPLATE, decoder_for, task
 
 from envace_jax import types
 from envace_jax.envs import base as envs
 from envace_jax.learning import batch as batches
-from envace_jax.rollout import alternation, episodes
 from envace_jax.sampling import keys
 from envace_jax.text import template as templates
 from envace_jax.worlds import base, mixed, own_row, real, rehearsal
@@ -215,17 +215,9 @@ def test_a_failing_environment_ends_only_its_own_episodes(steps):
 def run(policy, world):
   model, params = policy
   decoder = decoder_for(model)
-  attempts = episodes.attempts_of([task('a'), task('mid')], GROUP)
-  prompts = [TEMPLATE.prompt(name) for name in ('a', 'mid')]
-  row_keys = keys.rows(keys.stream(4, 'rollout', 0), range(len(attempts)))
-  finished = alternation.run_episodes(
-    decoder, TEMPLATE, params, world(decoder), attempts, prompts, row_keys,
-    NO_RULES,
-  )  # fmt: skip
-  return [
-    episodes.episode_of(attempt, one, TEMPLATE)
-    for attempt, one in zip(attempts, finished, strict=True)
-  ]
+  return talkative.play(
+    decoder, params, world(decoder), [task('a'), task('mid')], GROUP, seed=4
+  )
 
 
 def inner_world(policy, decoder, view):

@@ -6,11 +6,11 @@ import json
 import jax
 import numpy as np
 import pytest
-from talkative import NO_RULES, TEMPLATE, decoder_for, task
+import talkative
+from talkative import TEMPLATE, decoder_for, task
 
 from envace_jax import types
-from envace_jax.rollout import alternation, episodes
-from envace_jax.sampling import keys, samplers
+from envace_jax.sampling import samplers
 from envace_jax.text import template as templates
 from envace_jax.worlds import (
   answers,
@@ -162,17 +162,9 @@ def episodes_of(policy, world, seed=0):
   decoder = dataclasses.replace(
     decoder_for(model, max_row_tokens=128), rehearse=CALM
   )
-  attempts = episodes.attempts_of([task('a'), task('mid')], 3)
-  prompts = [TEMPLATE.prompt(name) for name in ('a', 'mid')]
-  row_keys = keys.rows(keys.stream(seed, 'rollout', 0), range(len(attempts)))
-  finished = alternation.run_episodes(
-    decoder, TEMPLATE, params, world(decoder), attempts, prompts, row_keys,
-    NO_RULES,
-  )  # fmt: skip
-  return [
-    episodes.episode_of(attempt, one, TEMPLATE)
-    for attempt, one in zip(attempts, finished, strict=True)
-  ]
+  return talkative.play(
+    decoder, params, world(decoder), [task('a'), task('mid')], 3, seed=seed
+  )
 
 
 def rejecting(monkeypatch, is_bad, max_resamples):
