@@ -240,7 +240,7 @@ def _take_report(
     'simulator/requests': report.get('requests', 0),
     'simulator/lost': sum(report['lost'].values()),
   }
-  return counts, tallies.spend('simulator', report)
+  return counts, tallies.spend('simulator', report, lost='lost')
 
 
 def _rules(setup: build.Setup) -> alternation.Rules:

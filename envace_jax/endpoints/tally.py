@@ -29,10 +29,10 @@ class Tally:
     return taken
 
 
-def spend(who: str, counts: Mapping[str, Any]) -> dict[str, int]:
+def spend(who: str, counts: Mapping[str, Any], *, lost: str) -> dict[str, int]:
   """What answers cost and what went wrong, as flat numbers.
 
-  Depends on what is cached and on the network.
+  Depends on what is cached and on the network. Arguments as in `describe`.
   """
   names = (
     'cache_hits',
@@ -45,9 +45,9 @@ def spend(who: str, counts: Mapping[str, Any]) -> dict[str, int]:
   return {
     **{f'{who}/{name}': counts.get(name, 0) for name in names},
     **{
-      f'{who}/{event}/{kind}': n
-      for event in ('errors', 'lost')
-      for kind, n in counts[event].items()
+      f'{who}/{name}/{kind}': n
+      for name, kinds in (('errors', counts['errors']), (lost, counts['lost']))
+      for kind, n in kinds.items()
     },
   }
 

@@ -73,22 +73,19 @@ class JudgeReport:
 
     Depends on what is cached and on the network.
     """
-    return {
-      'judge/cache_hits': self.cache_hits,
-      'judge/calls': self.calls,
-      'judge/retries': self.retries,
-      'judge/tokens_in': self.tokens_in,
-      'judge/tokens_out': self.tokens_out,
-      'judge/cache_faults': self.cache_faults,
-      **{f'judge/errors/{kind}': n for kind, n in self.errors.items()},
-      **{f'judge/abstained/{kind}': n for kind, n in self.abstained.items()},
-    }
+    return tallies.spend('judge', self._counts(), lost='abstained')
 
   def line(self, most: int = 3) -> str:
     """One line for the log, with the most frequent errors."""
+    return tallies.describe(
+      'judge', self._counts(), lost='abstained', most=most
+    )
+
+  def _counts(self) -> dict:
+    """The report as `endpoints.tally` has it."""
     counts = dataclasses.asdict(self)
     counts['lost'] = counts.pop('abstained')
-    return tallies.describe('judge', counts, lost='abstained', most=most)
+    return counts
 
 
 def take_report(tally: tallies.Tally) -> JudgeReport:
