@@ -16,11 +16,9 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from envace_jax.model import attention, kv_cache
 from envace_jax.model import config as config_lib
-from envace_jax.model import kv_cache
 
-# Finite, so that a query with no visible key averages instead of dividing 0/0.
-_MASKED = -1e30
 # Standard deviation of a unit normal truncated to [-2, 2].
 _TRUNCATED_STD = 0.87962566103423978
 
@@ -54,31 +52,18 @@ def rotate(x_BTNH: jax.Array, rotation: Rotation) -> jax.Array:
   return jnp.concatenate(turned, axis=-1).astype(x_BTNH.dtype)
 
 
-def attend(
-  q_BTNH: jax.Array, k_BKSH: jax.Array, v_BKSH: jax.Array, mask_BTS: jax.Array
+def linear(
+  module: nn.Module,
+  name: str,
+  equation: str,
+  x: jax.Array,
+  shape: tuple[int, ...],
+  axes: tuple[str, ...],
+  std: float,
 ) -> jax.Array:
-  """Softmax attention; query heads [g * K...] share key/value heads.
-
-  `mask_BTS` is True where query t may see slot s (batch may be 1). Query head
-  n uses key head n // (N / K).
-  """
-  B, T, N, H = q_BTNH.shape
-  K = k_BKSH.shape[1]
-  # One matrix per key head, [G * T, H] x [H, S]: XLA on CPU runs the einsum
-  # with separate G and T axes three times slower at T = 1.
-  q_BKMH = q_BTNH.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4)
-  q_BKMH = q_BKMH.reshape(B, K, N // K * T, H)
-  score_BKMS = jnp.einsum(
-    'BKMH,BKSH->BKMS', q_BKMH, k_BKSH, preferred_element_type=jnp.float32
-  )
-  score_BKGTS = score_BKMS.reshape(B, K, N // K, T, -1) * H**-0.5
-  score_BKGTS = jnp.where(mask_BTS[:, None, None], score_BKGTS, _MASKED)
-  weight_BKGTS = jax.nn.softmax(score_BKGTS, axis=-1).astype(v_BKSH.dtype)
-  out_BKMH = jnp.einsum(
-    'BKMS,BKSH->BKMH', weight_BKGTS.reshape(score_BKMS.shape), v_BKSH
-  )
-  out_BKGTH = out_BKMH.reshape(B, K, N // K, T, H)
-  return out_BKGTH.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
+  """x times parameter `name` of `module`, in x's dtype."""
+  weight = module.param(name, partitioned_normal(std, axes), shape)
+  return jnp.einsum(equation, x, weight.astype(x.dtype))
 
 
 class RMSNorm(nn.Module):
@@ -117,13 +102,9 @@ class Attention(nn.Module):
     c = self.config
 
     def project(name, heads, axis):
-      weight_DNH = self.param(
-        name,
-        partitioned_normal(c.d_model**-0.5, ('embed', axis, 'head_dim')),
-        (c.d_model, heads, c.head_dim),
-      )
-      return jnp.einsum(
-        'BTD,DNH->BTNH', x_BTD, weight_DNH.astype(c.compute_dtype)
+      shape, axes = (c.d_model, heads, c.head_dim), ('embed', axis, 'head_dim')
+      return linear(
+        self, name, 'BTD,DNH->BTNH', x_BTD, shape, axes, c.d_model**-0.5
       )
 
     q_BTNH = project('wq', c.num_heads, 'heads')
@@ -140,18 +121,16 @@ class Attention(nn.Module):
       k_BKSH = kv_cache.write(cache[0], k_BTKH, slots_BT)
       v_BKSH = kv_cache.write(cache[1], v_BTKH, slots_BT)
       cache = (k_BKSH, v_BKSH)
-    out_BTNH = attend(q_BTNH, k_BKSH, v_BKSH, mask_BTS)
+    out_BTNH = attention.attend(q_BTNH, k_BKSH, v_BKSH, mask_BTS)
     # Residual branches add up: keep the sum of 2 * num_layers of them at 1.
     std = (2 * c.num_layers * c.num_heads * c.head_dim) ** -0.5
-    wo_NHD = self.param(
-      'wo',
-      partitioned_normal(std, ('heads', 'head_dim', 'embed')),
+    shape, axes = (
       (c.num_heads, c.head_dim, c.d_model),
+      ('heads', 'head_dim', 'embed'),
     )
-    out_BTD = jnp.einsum(
-      'BTNH,NHD->BTD', out_BTNH, wo_NHD.astype(c.compute_dtype)
-    )
-    return out_BTD, cache
+    return linear(
+      self, 'wo', 'BTNH,NHD->BTD', out_BTNH, shape, axes, std
+    ), cache
 
 
 class SwiGLU(nn.Module):
@@ -162,16 +141,19 @@ class SwiGLU(nn.Module):
   @nn.compact
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     c = self.config
-    inner = partitioned_normal(c.d_model**-0.5, ('embed', 'mlp'))
-    outer = partitioned_normal(
-      (2 * c.num_layers * c.d_ff) ** -0.5, ('mlp', 'embed')
+    inner = 'BTD,DF->BTF', x_BTD, (c.d_model, c.d_ff), ('embed', 'mlp')
+    gate_BTF = linear(self, 'w_gate', *inner, c.d_model**-0.5)
+    up_BTF = linear(self, 'w_up', *inner, c.d_model**-0.5)
+    hidden_BTF = jax.nn.silu(gate_BTF) * up_BTF
+    return linear(
+      self,
+      'w_down',
+      'BTF,FD->BTD',
+      hidden_BTF,
+      (c.d_ff, c.d_model),
+      ('mlp', 'embed'),
+      (2 * c.num_layers * c.d_ff) ** -0.5,
     )
-    shape_DF = (c.d_model, c.d_ff)
-    gate_DF = self.param('w_gate', inner, shape_DF).astype(c.compute_dtype)
-    up_DF = self.param('w_up', inner, shape_DF).astype(c.compute_dtype)
-    down_FD = self.param('w_down', outer, shape_DF[::-1])
-    hidden_BTF = jax.nn.silu(x_BTD @ gate_DF) * (x_BTD @ up_DF)
-    return hidden_BTF @ down_FD.astype(c.compute_dtype)
 
 
 class Block(nn.Module):
