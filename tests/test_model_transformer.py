@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envace_jax.model import kv_cache, layers, transformer
+from envace_jax.model import kv_cache, layers, rope, transformer
 
 LENGTHS = np.array([9, 4, 7])
 
@@ -151,7 +151,7 @@ def test_left_padding_is_masked_and_an_all_padding_row_is_finite(tiny_model):
 def test_causality_by_gradient(tiny_model):
   model, params, config = tiny_model
   x_BTD = jax.random.normal(jax.random.key(6), (3, 6, config.d_model))
-  rotation = layers.make_rotation(
+  rotation = rope.make_rotation(
     jnp.arange(6)[None, :], config.head_dim, config.rope_theta
   )
   mask_BTS = jnp.tril(jnp.ones((6, 6), bool))[None]
@@ -262,7 +262,7 @@ def test_attention_equals_multi_head_attention_in_numpy(
   config = dataclasses.replace(tiny_model[2], num_kv_heads=num_kv_heads)
   attention = layers.Attention(config)
   x_BTD = jax.random.normal(jax.random.key(7), (3, 5, config.d_model))
-  rotation = layers.make_rotation(jnp.arange(5)[None, :], 8, config.rope_theta)
+  rotation = rope.make_rotation(jnp.arange(5)[None, :], 8, config.rope_theta)
   mask_BTS = jnp.tril(jnp.ones((5, 5), bool))[None]
   init = jax.jit(attention.init)
   variables = init(jax.random.key(8), x_BTD, rotation, mask_BTS)

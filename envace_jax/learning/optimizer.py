@@ -88,10 +88,12 @@ def for_each_role(
 
 
 def _is_decayed(params):
-  # Scanned layers stack their norm scales into matrices: go by name as well.
+  # Scanned layers stack their norm scales and biases into matrices: go by name
+  # as well.
   def decays(path, x):
     return x.ndim > 1 and not any(
-      getattr(entry, 'key', None) == 'scale' for entry in path
+      str(getattr(entry, 'key', None)).endswith(('scale', '_bias'))
+      for entry in path
     )
 
   return jax.tree.map_with_path(decays, params)

@@ -8,14 +8,21 @@ _MASKED = -1e30
 
 
 def attend(
-  q_BTNH: jax.Array, k_BKSH: jax.Array, v_BKSH: jax.Array, mask_BTS: jax.Array
+  q_BTNH: jax.Array,
+  k_BKSH: jax.Array,
+  v_BKSH: jax.Array,
+  mask_BTS: jax.Array,
+  *,
+  scale: float | None = None,
 ) -> jax.Array:
   """Softmax attention; query heads [g * K...] share key/value heads.
 
   `mask_BTS` is True where query t may see slot s (batch may be 1). Query head
-  n uses key head n // (N / K).
+  n uses key head n // (N / K). Scores are multiplied by `scale`, by default
+  1 / sqrt(H).
   """
   B, T, N, H = q_BTNH.shape
+  scale = H**-0.5 if scale is None else scale
   K = k_BKSH.shape[1]
   # One matrix per key head, [G * T, H] x [H, S]: XLA on CPU runs the einsum
   # with separate G and T axes three times slower at T = 1.
@@ -24,7 +31,7 @@ def attend(
   score_BKMS = jnp.einsum(
     'BKMH,BKSH->BKMS', q_BKMH, k_BKSH, preferred_element_type=jnp.float32
   )
-  score_BKGTS = score_BKMS.reshape(B, K, N // K, T, -1) * H**-0.5
+  score_BKGTS = score_BKMS.reshape(B, K, N // K, T, -1) * scale
   score_BKGTS = jnp.where(mask_BTS[:, None, None], score_BKGTS, _MASKED)
   weight_BKGTS = jax.nn.softmax(score_BKGTS, axis=-1).astype(v_BKSH.dtype)
   out_BKMH = jnp.einsum(

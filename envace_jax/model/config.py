@@ -4,6 +4,9 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from envace_jax.model import rope
+
+ACTIVATIONS = ('silu', 'gelu_tanh')
 DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
 
 
@@ -11,9 +14,10 @@ DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
 class TransformerConfig:
   """Sizes and numerics of a decoder-only transformer.
 
-  `dtype` is the compute dtype; parameters are always float32. `scan_layers`
-  changes how parameters are stored (one stacked tree) and how training is
-  compiled, never the function that is computed.
+  `dtype` is the compute dtype; parameters that are trained are float32.
+  `scan_layers` changes how parameters are stored (one stacked tree) and how
+  training is compiled, never the function that is computed. The defaults are
+  Llama's architecture; weights/architectures.py says which fields make which.
   """
 
   vocab_size: int
@@ -25,7 +29,18 @@ class TransformerConfig:
   d_ff: int  # F
   rope_theta: float = 10_000.0
   norm_eps: float = 1e-6
+  rope_scaling: rope.RopeScaling | None = None  # of layers without a window
   qk_norm: bool = False
+  attention_bias: bool = False  # of the projections to queries, keys, values
+  output_bias: bool = False  # of the projection out of attention
+  attention_scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
+  sliding_window: int = 0  # tokens a sliding layer sees, itself included
+  sliding_layers: tuple[int, ...] = ()  # which layers slide, from 0, ascending
+  sliding_rope_theta: float | None = None  # theirs, unscaled; None: as others
+  zero_centered_norms: bool = False  # norms multiply by 1 + scale
+  post_norms: bool = False  # norms after attention and mlp too
+  activation: str = 'silu'  # of the gate
+  scale_embeddings: bool = False  # by sqrt(d_model), when tokens are read
   tie_embeddings: bool = True
   dtype: str = 'float32'
   scan_layers: bool = False
@@ -64,6 +79,17 @@ class TransformerConfig:
         f'model.norm_eps={self.norm_eps} must be positive; '
         'usual values are 10000.0 and 1e-6'
       )
+    self._check_sliding()
+    if self.activation not in ACTIVATIONS:
+      raise ValueError(
+        f'model.activation={self.activation!r} is not one of '
+        f'{list(ACTIVATIONS)}'
+      )
+    if self.attention_scale is not None and not self.attention_scale > 0:
+      raise ValueError(
+        f'model.attention_scale={self.attention_scale} must be positive; '
+        'None is 1 / sqrt(head_dim)'
+      )
     if self.dtype not in DTYPES:
       raise ValueError(
         f'model.dtype={self.dtype!r} is not one of {sorted(DTYPES)}'
@@ -77,3 +103,26 @@ class TransformerConfig:
   def group_size(self) -> int:
     """Query heads that share one key/value head."""
     return self.num_heads // self.num_kv_heads
+
+  def _check_sliding(self):
+    layers = self.sliding_layers
+    if list(layers) != sorted(set(layers)) or any(
+      not 0 <= layer < self.num_layers for layer in layers
+    ):
+      raise ValueError(
+        f'model.sliding_layers={layers} must be ascending numbers of layers '
+        f'in 0..{self.num_layers - 1}'
+      )
+    if bool(layers) != (self.sliding_window > 0):
+      raise ValueError(
+        f'model.sliding_window={self.sliding_window} and model.sliding_layers='
+        f'{layers} go together; set a window of at least 1 and the layers '
+        'that have it, or neither'
+      )
+    if self.sliding_rope_theta is not None and (
+      not layers or self.sliding_rope_theta <= 1
+    ):
+      raise ValueError(
+        f'model.sliding_rope_theta={self.sliding_rope_theta} must exceed 1 '
+        'and needs sliding_layers; None is rope_theta'
+      )

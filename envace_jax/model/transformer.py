@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from envace_jax.model import config as config_lib
-from envace_jax.model import kv_cache, layers
+from envace_jax.model import kv_cache, layers, visibility
 
 Params = Mapping[str, Any]
 
@@ -57,13 +57,16 @@ class Transformer(nn.Module):
         block,
         variable_axes={'params': 0},
         split_rngs={'params': True},
-        in_axes=nn.broadcast,
+        # One flag per layer: does it slide. All else is shared.
+        in_axes=(nn.broadcast,) * 4 + (0, nn.broadcast),
         length=c.num_layers,
         metadata_params={nn.PARTITION_NAME: 'layers'},
       )(c)
     else:
       self.layers = [block(c) for _ in range(c.num_layers)]
-    self.final_norm = layers.RMSNorm(c.norm_eps)
+    self.final_norm = layers.RMSNorm(
+      c.norm_eps, zero_centered=c.zero_centered_norms
+    )
 
   def __call__(
     self,
@@ -100,14 +103,13 @@ class Transformer(nn.Module):
       self.embedding, ('vocab', 'act_embed')
     )
     x_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(c.compute_dtype)
+    if c.scale_embeddings:
+      x_BTD = x_BTD * jnp.asarray(c.d_model**0.5, x_BTD.dtype)
     x_BTD = layers.constrain(x_BTD)
-    rotation = layers.make_rotation(positions_BT, c.head_dim, c.rope_theta)
     if cache is None:
-      x_BTD = self._read_row(x_BTD, rotation, positions_BT, valid_BT)
+      x_BTD = self._read_row(x_BTD, positions_BT, valid_BT)
     else:
-      x_BTD, cache = self._read_cache(
-        x_BTD, rotation, positions_BT, cache, valid_BT
-      )
+      x_BTD, cache = self._read_cache(x_BTD, positions_BT, cache, valid_BT)
     return self.final_norm(x_BTD), cache
 
   def unembed(self, hidden_BTD: jax.Array) -> jax.Array:
@@ -126,35 +128,33 @@ class Transformer(nn.Module):
     )
     return nn.with_logical_constraint(logits_BTV, ('batch', 'time', 'vocab'))
 
-  def _read_row(self, x_BTD, rotation, positions_BT, valid_BT):
-    T = x_BTD.shape[1]
-    # Where a token's transcript starts; transcripts of a row differ by it.
-    start_BT = jnp.arange(T)[None, :] - positions_BT
-    mask_BTS = start_BT[:, :, None] == start_BT[:, None, :]
-    mask_BTS &= jnp.tril(jnp.ones((T, T), bool))[None]
-    if valid_BT is not None:
-      mask_BTS = mask_BTS & valid_BT[:, None, :]
-    if self.config.scan_layers:
-      return self.layers(x_BTD, rotation, mask_BTS)[0]
-    for layer in self.layers:
-      x_BTD, _ = layer(x_BTD, rotation, mask_BTS)
+  def _read_row(self, x_BTD, positions_BT, valid_BT):
+    c = self.config
+    full, sliding = visibility.of_row(c, positions_BT, valid_BT)
+    if c.scan_layers:
+      is_sliding_L = None
+      if sliding is not None:
+        is_sliding_L = jnp.isin(
+          jnp.arange(c.num_layers), jnp.asarray(c.sliding_layers)
+        )
+      return self.layers(x_BTD, *full, None, None, is_sliding_L, sliding)[0]
+    for i, layer in enumerate(self.layers):
+      x_BTD, _ = layer(x_BTD, *(sliding if i in c.sliding_layers else full))
     return x_BTD
 
-  def _read_cache(self, x_BTD, rotation, positions_BT, cache, valid_BT):
+  def _read_cache(self, x_BTD, positions_BT, cache, valid_BT):
     c = self.config
     if self.is_initializing():
       raise ValueError('initialise the model without a cache')
     params = nn.meta.unbox(self.variables['params'])
     slots_BT = kv_cache.write_slots(positions_BT, valid_BT, cache.capacity)
-    slot_S = jnp.arange(cache.capacity)
-    mask_BTS = slot_S[None, None, :] <= positions_BT[:, :, None]
+    full, sliding = visibility.of_cache(c, positions_BT, cache.capacity)
     keys, values = [], []
     for i in range(c.num_layers):
       x_BTD, (k_BKSH, v_BKSH) = layers.Block(c, parent=None).apply(
         {'params': layer_params(params, i)},
         x_BTD,
-        rotation,
-        mask_BTS,
+        *(sliding if i in c.sliding_layers else full),
         (cache.k[i], cache.v[i]),
         slots_BT,
       )
