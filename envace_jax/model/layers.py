@@ -16,7 +16,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from envace_jax.model import attention, kv_cache
+from envace_jax.model import attention, kv_cache, lora
 from envace_jax.model import config as config_lib
 
 # Standard deviation of a unit normal truncated to [-2, 2].
@@ -61,9 +61,13 @@ def linear(
   axes: tuple[str, ...],
   std: float,
 ) -> jax.Array:
-  """x times parameter `name` of `module`, in x's dtype."""
+  """x times parameter `name` of `module`, in x's dtype; with its adapter."""
   weight = module.param(name, partitioned_normal(std, axes), shape)
-  return jnp.einsum(equation, x, weight.astype(x.dtype))
+  y = jnp.einsum(equation, x, weight.astype(x.dtype))
+  adapter = module.get_variable(lora.COLLECTION, name)
+  if adapter is None:
+    return y
+  return y + lora.correction(module.config.lora, adapter, equation, x)
 
 
 class RMSNorm(nn.Module):
