@@ -9,7 +9,7 @@ import pytest
 
 from envace_jax.learning import batch as batches
 from envace_jax.learning import kl, objective
-from envace_jax.model import transformer
+from envace_jax.model import logprobs
 from envace_jax.types import Role
 
 LENGTHS = np.array([9, 4, 6])
@@ -36,7 +36,7 @@ def test_estimates_by_hand(estimate, expected):
     np.testing.assert_allclose(got.total, expected[token], atol=1e-6)
     assert got.count == 1
   # 3/4 ln 3/2 + 1/4 ln 1/2: exact, and the mean of the unbiased two.
-  exact = transformer.kl_divergence(logp_1V[None], ref_1V[None])
+  exact = logprobs.kl_divergence(logp_1V[None], ref_1V[None])
   np.testing.assert_allclose(exact, [[0.130812]], atol=1e-6)
   if estimate is not kl.k2:
     mean = 0.75 * expected[0] + 0.25 * expected[1]
@@ -72,7 +72,7 @@ def test_what_each_estimator_pulls_towards_as_a_loss():
   close(expected_gradient(kl.k2, logits_V, ref_V), reverse_V)
   close(expected_gradient(kl.k3, logits_V, ref_V), p_V - q_V)
   exact_V = jax.grad(
-    lambda x_V: transformer.kl_divergence(jax.nn.log_softmax(x_V), ref_V)
+    lambda x_V: logprobs.kl_divergence(jax.nn.log_softmax(x_V), ref_V)
   )(logits_V)
   close(exact_V, reverse_V)
 
@@ -125,7 +125,7 @@ def test_exact_kl_in_chunks_equals_all_logits_with_gradients(make_model):
     return (weight_BT * kl_BT).sum(), kl_BT
 
   def chunked(params):
-    _, kl_BT = transformer.token_logprobs_and_kl(
+    _, kl_BT = logprobs.token_logprobs_and_kl(
       model, params, ref_params, tokens_BT, VALID_BT, temperature_BT, chunk=3
     )
     return (weight_BT * kl_BT).sum(), kl_BT
@@ -147,7 +147,7 @@ def test_exact_kl_never_holds_all_logits(make_model):
   tokens_BT = np.zeros((3, 33), np.int32)
 
   def loss(params):
-    scored, kl_BT = transformer.token_logprobs_and_kl(
+    scored, kl_BT = logprobs.token_logprobs_and_kl(
       model, params, ref_params, tokens_BT, chunk=4
     )
     return jnp.sum(scored.logprob + kl_BT)
@@ -168,12 +168,12 @@ def test_the_objective_uses_the_estimator_it_is_told_to(monkeypatch, estimator):
   logp_BT, ref_BT, exact_BT = -1 - rng.uniform(size=(3, 3, 9))
   logp_BT, ref_BT = jnp.asarray(logp_BT), jnp.asarray(ref_BT)
   scores = {'policy': logp_BT, 'reference': ref_BT}
-  scored = lambda name: transformer.TokenLogprobs(scores[name], 0 * logp_BT)
+  scored = lambda name: logprobs.TokenLogprobs(scores[name], 0 * logp_BT)
   monkeypatch.setattr(
-    transformer, 'token_logprobs', lambda m, name, *a, **k: scored(name)
+    logprobs, 'token_logprobs', lambda m, name, *a, **k: scored(name)
   )
   monkeypatch.setattr(
-    transformer,
+    logprobs,
     'token_logprobs_and_kl',
     lambda m, name, ref, *a, **k: (scored(name), jnp.asarray(exact_BT)),
   )

@@ -9,7 +9,7 @@ import pytest
 
 from envace_jax.learning import batch as batches
 from envace_jax.learning import objective, surrogates
-from envace_jax.model import transformer
+from envace_jax.model import logprobs
 from envace_jax.types import Author, Role
 
 VOCAB = 64
@@ -46,7 +46,7 @@ FULL = dataclasses.replace(
 
 @pytest.fixture(scope='module')
 def lab(tiny_model):
-  """(policy_loss, logprobs) of one model and reference, compiled once."""
+  """(policy_loss, by_definition) of one model and reference, compiled once."""
   model, params, _ = tiny_model
   rng = np.random.default_rng(0)
   shift = lambda x: x + 0.1 * rng.normal(size=x.shape).astype(np.float32)
@@ -68,8 +68,8 @@ def lab(tiny_model):
     divisors = objective.policy_denominators(rows, config)
     return loss(params, ref_params, rows, divisors)
 
-  def logprobs(rows, temperature, *, of_reference=False):
-    """By definition, from all logits, one temperature for all tokens."""
+  def by_definition(rows, temperature, *, of_reference=False):
+    """From all logits, one temperature for all tokens."""
     scores_BTV = logits(ref_params if of_reference else params, rows.tokens)
     logp_BTV = np.asarray(jax.nn.log_softmax(scores_BTV / temperature))
     logp_BT1 = np.take_along_axis(
@@ -77,7 +77,7 @@ def lab(tiny_model):
     )
     return np.pad(logp_BT1[..., 0], ((0, 0), (1, 0)))
 
-  return policy_loss, logprobs
+  return policy_loss, by_definition
 
 
 def assert_close(a, b, **tolerance):
@@ -90,8 +90,8 @@ def score_gradient(monkeypatch, loss, batch, config):
   scores_BT = jnp.asarray(-4.0 - np.sin(np.arange(96.0)).reshape(8, 12))
 
   def value(logp_BT):
-    scored = transformer.TokenLogprobs(logp_BT, jnp.zeros_like(logp_BT))
-    monkeypatch.setattr(transformer, 'token_logprobs', lambda *a, **k: scored)
+    scored = logprobs.TokenLogprobs(logp_BT, jnp.zeros_like(logp_BT))
+    monkeypatch.setattr(logprobs, 'token_logprobs', lambda *a, **k: scored)
     return loss(batch, config)[0]
 
   return np.asarray(jax.grad(value)(scores_BT))
@@ -159,14 +159,14 @@ def test_only_tokens_of_trained_authors_have_a_gradient(
 def test_the_loss_is_the_documented_formula(lab, normalizer):
   config = dataclasses.replace(FULL, normalizer=normalizer)
   batch = make_batch()
-  policy_loss, logprobs = lab
+  policy_loss, by_definition = lab
   value, sums = policy_loss(batch, config)
   count, loss = {}, {}
   for role in Role:
     tau = FULL.temperature_per_role[role]
     mask_BT = np.asarray(batches.role_mask(batch, role))
-    logp = logprobs(batch, tau)[mask_BT]
-    ref = logprobs(batch, tau, of_reference=True)[mask_BT]
+    logp = by_definition(batch, tau)[mask_BT]
+    ref = by_definition(batch, tau, of_reference=True)[mask_BT]
     adv = batch.advantages[mask_BT]
     ratio = np.exp(logp - batch.logprobs[mask_BT])
     pg = -np.minimum(ratio * adv, np.clip(ratio, 0.8, 1.2) * adv)
@@ -208,14 +208,14 @@ def test_padding_changes_nothing(lab):
 
 
 def test_on_policy_ratio_is_one_under_the_sampling_temperature(lab):
-  policy_loss, logprobs = lab
+  policy_loss, by_definition = lab
   batch = make_batch()
   for role in Role:
-    logp_BT = logprobs(batch, FULL.temperature_per_role[role])
+    logp_BT = by_definition(batch, FULL.temperature_per_role[role])
     mask_BT = np.asarray(batches.role_mask(batch, role))
     batch = batch.replace(logprobs=np.where(mask_BT, logp_BT, batch.logprobs))
   _, sums = policy_loss(batch)
-  _, untempered = policy_loss(batch.replace(logprobs=logprobs(batch, 1.0)))
+  _, untempered = policy_loss(batch.replace(logprobs=by_definition(batch, 1.0)))
   for name in ('act', 'rehearse'):
     assert_close(sums[f'ratio/{name}'].mean(), 1, atol=1e-5)
     assert_close(sums[f'behaviour_kl/{name}'].mean(), 0, atol=1e-6)

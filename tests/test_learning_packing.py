@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from envace_jax import build, components, data, experience, types
-from envace_jax.learning import batch as batches
 from envace_jax.learning import (
+  accumulation,
   kl,
   objective,
   optimizer,
@@ -23,7 +23,8 @@ from envace_jax.learning import (
   step,
   surrogates,
 )
-from envace_jax.model import sharding, transformer
+from envace_jax.learning import batch as batches
+from envace_jax.model import logprobs, sharding
 from envace_jax.tasks import order
 from experiments import base, quickstart
 
@@ -178,7 +179,7 @@ def gradient_of(model, config):
   @jax.jit
   def gradient(params, ref_params, rows, divisors):
     loss_fn = functools.partial(loss, ref_params, divisors)
-    return step.accumulate(loss_fn, params, (rows, rows), config)
+    return accumulation.accumulate(loss_fn, params, (rows, rows), config)
 
   return gradient
 
@@ -274,7 +275,7 @@ def test_a_transcript_sees_nothing_of_its_neighbours(lab):
   model, params, _ = lab
   batch = make_batch(True)
   score = jax.jit(
-    lambda tokens_BT: transformer.token_logprobs(
+    lambda tokens_BT: logprobs.token_logprobs(
       model,
       params,
       tokens_BT,

@@ -13,7 +13,7 @@ import pytest
 
 from envace_jax.learning import batch as batches
 from envace_jax.learning import kl, objective, optimizer, step
-from envace_jax.model import sharding, transformer
+from envace_jax.model import logprobs, sharding, transformer
 from envace_jax.types import Author, Role
 
 VOCAB = 64
@@ -154,7 +154,7 @@ def test_the_anchor_adds_its_recorded_observations_to_the_loss(lab):
   batch, anchor = make_batch(), make_batch(1, world=True)
   score = jax.jit(
     lambda params, rows: (
-      transformer.token_logprobs(
+      logprobs.token_logprobs(
         lab.model, params, rows.tokens, batches.valid(rows), chunk=64
       ).logprob
     )

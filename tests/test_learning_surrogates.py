@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from envace_jax.learning import accumulation, losses, objective, surrogates
 from envace_jax.learning import batch as batches
-from envace_jax.learning import losses, objective, step, surrogates
 from envace_jax.learning.surrogates import Bounds, Surrogate
 from envace_jax.types import Author
 
@@ -307,9 +307,9 @@ def table_policy(monkeypatch):
 
   def score(model, params, tokens_BT, *args, **kwargs):
     logp_BT = params[tokens_BT]
-    return objective.transformer.TokenLogprobs(logp_BT, 0 * logp_BT)
+    return objective.logprobs.TokenLogprobs(logp_BT, 0 * logp_BT)
 
-  monkeypatch.setattr(objective.transformer, 'token_logprobs', score)
+  monkeypatch.setattr(objective.logprobs, 'token_logprobs', score)
   return lambda params, rows, divisors, config: objective.policy_loss(
     None, params, None, rows, divisors, config
   )
@@ -332,7 +332,7 @@ def test_microbatches_are_the_whole_batch(table_policy, surrogate, buckets):
     )
     divisors = objective.policy_denominators(batch, config)
     loss_fn = lambda params, rows: table_policy(params, rows, divisors, config)
-    return step.accumulate(loss_fn, TABLE, batch, config)
+    return accumulation.accumulate(loss_fn, TABLE, batch, config)
 
   one, many = run(1, ()), run(8, buckets)
   jax.tree.map(

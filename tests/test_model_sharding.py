@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from envace_jax.model import kv_cache, sharding, transformer
+from envace_jax.model import kv_cache, logprobs, sharding, transformer
 
 
 def rows():
@@ -23,7 +23,7 @@ def rows():
 
 
 def loss_fn(model, params, batch):
-  scored = transformer.token_logprobs(
+  scored = logprobs.token_logprobs(
     model, params, batch['tokens'], batch['valid'], chunk=4
   )
   return -jnp.sum(scored.logprob) / jnp.sum(batch['valid'])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envace_jax.model import kv_cache, layers, rope, transformer
+from envace_jax.model import kv_cache, layers, logprobs, rope, transformer
 
 LENGTHS = np.array([9, 4, 7])
 
@@ -181,7 +181,7 @@ def loss_and_grads(model, params, chunk=4):
   tokens_BT, valid_BT = ragged_rows()
 
   def loss(params):
-    scored = transformer.token_logprobs(
+    scored = logprobs.token_logprobs(
       model, params, tokens_BT, valid_BT, chunk=chunk
     )
     return jnp.sum(scored.logprob) + 0.3 * jnp.sum(scored.entropy)
@@ -319,7 +319,7 @@ def test_token_logprobs_equal_naive_with_gradients(tiny_model, chunk):
     )
 
   def chunked(params):
-    scored = transformer.token_logprobs(
+    scored = logprobs.token_logprobs(
       model, params, tokens_BT, valid_BT, chunk=chunk
     )
     return scored.logprob, scored.entropy
@@ -345,7 +345,7 @@ def test_token_logprobs_never_hold_all_logits(make_model):
   tokens_BT = np.zeros((3, 33), np.int32)
 
   def loss(params):
-    scored = transformer.token_logprobs(model, params, tokens_BT, chunk=4)
+    scored = logprobs.token_logprobs(model, params, tokens_BT, chunk=4)
     return jnp.sum(scored.logprob + scored.entropy)
 
   text = str(jax.make_jaxpr(jax.grad(loss))(params))
@@ -360,7 +360,7 @@ def test_token_logprobs_never_hold_all_logits(make_model):
 
 def test_token_logprobs_of_one_token_rows(tiny_model):
   model, params, _ = tiny_model
-  scored = transformer.token_logprobs(
+  scored = logprobs.token_logprobs(
     model, params, np.zeros((3, 1), np.int32), chunk=4
   )
   np.testing.assert_array_equal(scored.logprob, np.zeros((3, 1)))
@@ -382,7 +382,7 @@ def test_initialisation_is_sensible_and_the_same_in_both_layouts(make_model):
   stacked = init(scanned, jax.random.key(0))
   assert_trees_close(transformer.stack_params(params), stacked, atol=0)
   tokens_BT, _ = ragged_rows()
-  score = functools.partial(transformer.token_logprobs, scanned, chunk=8)
+  score = functools.partial(logprobs.token_logprobs, scanned, chunk=8)
   entropy_BT = jax.jit(score)(stacked, tokens_BT).entropy
   np.testing.assert_allclose(entropy_BT[:, 1:].mean(), np.log(64), atol=0.8)
   std_L = stacked['layers']['mlp']['w_down'].std((1, 2))

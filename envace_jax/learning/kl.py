@@ -32,7 +32,7 @@ class KLEstimator(enum.Enum):
   K1 = 'k1'
   K2 = 'k2'
   K3 = 'k3'
-  EXACT = 'exact'  # over the whole vocabulary: `transformer.token_kl`
+  EXACT = 'exact'  # over the whole vocabulary: `logprobs.token_logprobs_and_kl`
 
 
 def k1(

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from envace_jax import types
 from envace_jax.learning import batch as batches
 from envace_jax.learning import kl, losses, packing, surrogates
-from envace_jax.model import per_role, transformer
+from envace_jax.model import logprobs, per_role, transformer
 
 Sums = dict[str, losses.WeightedSum]
 
@@ -194,7 +194,7 @@ def anchor_denominator(
 
 def supervised_loss(
   model: transformer.Transformer,
-  params: transformer.Params,
+  params: logprobs.Params,
   rows: batches.TrainBatch,
   divisors: Mapping[types.Role, jax.Array],
   config: LossConfig,
@@ -217,8 +217,8 @@ def supervised_loss(
 
 def policy_loss(
   model: transformer.Transformer,
-  params: transformer.Params,
-  ref_params: transformer.Params | None,
+  params: logprobs.Params,
+  ref_params: logprobs.Params | None,
   rows: batches.TrainBatch,
   divisors: Mapping[types.Role, jax.Array],
   config: LossConfig,
@@ -266,7 +266,7 @@ def policy_loss(
 
 def proximal_logprobs(
   model: transformer.Transformer,
-  params: transformer.Params,
+  params: logprobs.Params,
   rows: batches.TrainBatch,
   config: LossConfig,
 ) -> jax.Array:
@@ -277,7 +277,7 @@ def proximal_logprobs(
 
 def anchor_loss(
   model: transformer.Transformer,
-  params: transformer.Params,
+  params: logprobs.Params,
   rows: batches.TrainBatch,
   divisor: jax.Array,
   config: LossConfig,
@@ -308,7 +308,7 @@ def _scores(model, params, ref_params, rows, config):
     scored, kl_BT = _unless_empty(
       rows,
       config,
-      lambda: transformer.token_logprobs_and_kl(
+      lambda: logprobs.token_logprobs_and_kl(
         model, params, ref_params, *inputs, chunk=config.logprob_chunk
       ),
     )
@@ -322,7 +322,7 @@ def _logprobs(model, params, rows, config, temperature_BT):
   return _unless_empty(
     rows,
     config,
-    lambda: transformer.token_logprobs(
+    lambda: logprobs.token_logprobs(
       model,
       params,
       *_inputs(rows, temperature_BT),
@@ -337,7 +337,7 @@ def _unless_empty(rows, config, score):
 
 
 def _inputs(rows, temperature_BT):
-  """What `transformer.token_logprobs` reads of rows."""
+  """What `logprobs.token_logprobs` reads of rows."""
   return rows.tokens, batches.valid(rows), temperature_BT, rows.positions
 
 

@@ -14,6 +14,13 @@ rows. The loss is then the same sum with the same divisors, as if one network
 had two copies of its parameters: with equal copies their gradients add up to
 that of the one. Each network's own optimizer state and norm make the rest.
 
+Differentiated is what the state holds and nothing else: `state.params` are a
+whole network, or, where the model's config has `lora`, adapters. Then the
+steps are made with the frozen `base` they correct, which is an argument of the
+program that is neither donated nor returned: it exists once, for however many
+adapters, and a reference may share it too. Optimizer state and checkpoints are
+those of the adapters.
+
 An update that is not finite is dropped whole and counted in `skipped`. `step`
 then still goes on, as it counts batches and the data cursor follows it, while
 parameters and optimizer (with its own count of updates) stay as they were.
@@ -31,9 +38,9 @@ from jax.sharding import Mesh
 import optax
 
 from envace_jax import types
+from envace_jax.learning import accumulation, losses, objective
 from envace_jax.learning import batch as batches
-from envace_jax.learning import losses, objective
-from envace_jax.model import per_role, sharding, transformer
+from envace_jax.model import lora, per_role, sharding, transformer
 
 Metrics = Mapping[str, jax.Array]  # flat, float32 scalars
 
@@ -43,7 +50,7 @@ class TrainState:
   """Arrays only."""
 
   step: jax.Array  # int32, batches consumed
-  params: transformer.Params | per_role.PerRole
+  params: transformer.Params | per_role.PerRole  # trained: network or adapters
   opt_state: optax.OptState | per_role.PerRole
 
 
@@ -102,18 +109,36 @@ def abstract_state(
   )
 
 
+def base_shardings(model: transformer.Transformer, mesh: Mesh) -> Any:
+  """Where the frozen network of adapters lives; None for a model without."""
+  if model.config.lora is None:
+    return None
+  return sharding.state_shardings(
+    jax.eval_shape(
+      lambda: transformer.init_partitioned(model, jax.random.key(0))
+    ),
+    mesh,
+  )
+
+
 def make_supervised_step(
   model: transformer.Transformer,
   tx: optax.GradientTransformation,
   config: objective.LossConfig,
   mesh: Mesh,
+  *,
+  base: transformer.Params | None = None,
 ) -> Callable[[TrainState, batches.TrainBatch], tuple[TrainState, Metrics]]:
-  """`step(state, batch) -> (state, metrics)`; donates the given state."""
+  """`step(state, batch) -> (state, metrics)`; donates the given state.
 
-  def step(state, batch):
+  `base` is what adapters correct, and None for a model without.
+  """
+  _check_base(model, base)
+
+  def step(state, base, batch):
     divisors = objective.supervised_denominators(batch, config)
-    loss_fn = lambda params, rows: objective.supervised_loss(
-      model, params, rows, divisors, config
+    loss_fn = lambda trained, rows: objective.supervised_loss(
+      model, lora.adapt(base, trained), rows, divisors, config
     )
     state, metrics = _update(state, loss_fn, batch, tx, config, mesh)
     for role in types.Role:
@@ -126,7 +151,11 @@ def make_supervised_step(
   )
   jitted = jax.jit(
     step,
-    in_shardings=(shardings, sharding.batch_sharding(mesh)),
+    in_shardings=(
+      shardings,
+      base_shardings(model, mesh),
+      sharding.batch_sharding(mesh),
+    ),
     out_shardings=(shardings, sharding.replicated(mesh)),
     donate_argnums=0,
   )
@@ -134,7 +163,7 @@ def make_supervised_step(
   def supervised_step(state, batch):
     _check_rows('batch', batch, config, mesh)
     with sharding.use_mesh(mesh):
-      return jitted(state, batch)
+      return jitted(state, base, batch)
 
   return supervised_step
 
@@ -146,11 +175,12 @@ def make_policy_step(
   mesh: Mesh,
   *,
   share_roles: bool = True,
+  base: transformer.Params | None = None,
 ) -> Callable[
   [
     TrainState,
     batches.TrainBatch | per_role.PerRole,
-    transformer.Params | None,
+    transformer.Params | lora.Adapted | None,
     batches.TrainBatch | None,
   ],
   tuple[TrainState, Metrics],
@@ -164,14 +194,19 @@ def make_policy_step(
   With `share_roles=False`, state and batch are those of a network per role
   (`separate`, `batches.pack_views`). The reference is one network all the same,
   and the anchor, which REHEARSE's network learns, one batch.
-  """
 
-  def step(state, batch, ref_params, anchor):
+  `base` is what adapters correct, and None for a model without. Of adapters,
+  the reference may be the base itself, or `Adapted` from it.
+  """
+  _check_base(model, base)
+
+  def step(state, base, batch, ref_params, anchor):
     divisors = objective.policy_denominators(batch, config)
     if config.uses_anchor:
       anchor_divisor = objective.anchor_denominator(anchor, config)
 
-    def loss_fn(params, micro):
+    def loss_fn(trained, micro):
+      params = lora.adapt(base, trained)
       rows, anchor_rows = micro
       value, sums = _policy_loss(
         model, params, ref_params, rows, divisors, config
@@ -196,11 +231,19 @@ def make_policy_step(
     abstract_state(model, tx, mesh, share_roles=share_roles),
   )
   rows = sharding.batch_sharding(mesh)
-  one = per_role.of(shardings.params, types.Role.ACT)
-  ref = one if config.uses_reference else None
+  ref = None
+  if config.uses_reference and base is None:
+    ref = per_role.of(shardings.params, types.Role.ACT)
   jitted = jax.jit(
     step,
-    in_shardings=(shardings, rows, ref, rows if config.uses_anchor else None),
+    # Without a sharding of its own a reference stays where it has been placed.
+    in_shardings=(
+      shardings,
+      base_shardings(model, mesh),
+      rows,
+      ref,
+      rows if config.uses_anchor else None,
+    ),
     out_shardings=(shardings, sharding.replicated(mesh)),
     donate_argnums=0,
   )
@@ -217,56 +260,9 @@ def make_policy_step(
         raise ValueError(f'nll_weight={config.nll_weight} needs anchor_batch')
       _check_rows('anchor_batch', anchor_batch, config, mesh)
     with sharding.use_mesh(mesh):
-      return jitted(state, batch, ref_params, anchor_batch)
+      return jitted(state, base, batch, ref_params, anchor_batch)
 
   return policy_step
-
-
-def accumulate(
-  loss_fn: Callable[[transformer.Params, Any], tuple[jax.Array, Any]],
-  params: transformer.Params,
-  rows: Any,
-  config: objective.LossConfig,
-) -> tuple[jax.Array, Any, transformer.Params]:
-  """Sums of `loss_fn`'s value, its auxiliary sums and its gradient.
-
-  Microbatch m takes rows m, m + M, m + 2M, ...: each device keeps its own
-  rows, where a contiguous cut would move them between devices. Each microbatch
-  runs at the shortest of `row_buckets` that holds its rows, so that with rows
-  laid out by length (`batch.pack_*`) little of the work is padding, and the
-  program is still one.
-  """
-  M = config.microbatches
-  split = jax.tree.map(
-    lambda x: x.reshape(-1, M, *x.shape[1:]).swapaxes(0, 1), rows
-  )
-
-  def gradient(micro, params):
-    (value, sums), grads = jax.value_and_grad(loss_fn, has_aux=True)(
-      params, micro
-    )
-    return value, sums, grads
-
-  def cut_gradient(length):
-    return lambda micro, params: gradient(batches.cut(micro, length), params)
-
-  longest = batches.row_tokens(rows)
-  shorter = sorted(b for b in set(config.row_buckets) if b < longest)
-  branches = [*map(cut_gradient, shorter), gradient]
-
-  def body(carry, micro):
-    used = batches.longest(micro)
-    branch = jnp.sum(used > jnp.asarray(shorter, jnp.int32))
-    new = jax.lax.switch(branch, branches, micro, params)
-    return jax.tree.map(jnp.add, carry, new), None
-
-  first = jax.tree.map(lambda x: x[0], split)
-  zeros = jax.tree.map(
-    lambda x: jnp.zeros(x.shape, x.dtype),
-    jax.eval_shape(gradient, first, params),
-  )
-  (value, sums, grads), _ = jax.lax.scan(body, zeros, split)
-  return value, sums, grads
 
 
 def _policy_loss(model, params, ref_params, rows, divisors, config):
@@ -286,7 +282,9 @@ def _policy_loss(model, params, ref_params, rows, divisors, config):
 
 def _update(state, loss_fn, rows, tx, config, mesh):
   """One optimizer update, or none where it would not be finite."""
-  value, sums, grads = accumulate(loss_fn, state.params, rows, config)
+  value, sums, grads = accumulation.accumulate(
+    loss_fn, state.params, rows, config
+  )
   grad_norm = optax.tree.norm(grads)
   updates, opt_state = tx.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
@@ -307,7 +305,7 @@ def _update(state, loss_fn, rows, tx, config, mesh):
 
 
 def _init_partitioned(model, tx, key, share_roles=True):
-  params = transformer.init_partitioned(model, key)
+  params = transformer.init_trained(model, key)
   if not share_roles:
     params = per_role.PerRole(act=params, rehearse=params)
   return TrainState(jnp.int32(0), params, tx.init(params))
@@ -316,6 +314,16 @@ def _init_partitioned(model, tx, key, share_roles=True):
 def _count(role, mask_BT):
   key = f'tokens/{objective.role_name(role)}'
   return {key: mask_BT.sum(dtype=jnp.float32)}
+
+
+def _check_base(model, base):
+  if (base is None) != (model.config.lora is None):
+    raise ValueError(
+      'a model whose config has lora is trained with the base that its '
+      'adapters correct, and any other without one; '
+      f'lora={model.config.lora} and base is '
+      f'{"None" if base is None else "given"}'
+    )
 
 
 def _check_rows(name, batch, config, mesh):

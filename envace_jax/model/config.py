@@ -9,6 +9,42 @@ from envace_jax.model import rope
 ACTIVATIONS = ('silu', 'gelu_tanh')
 DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
 
+# The matrices of a layer, and how many of their axes are inputs.
+PROJECTIONS = {
+  'wq': 1,
+  'wk': 1,
+  'wv': 1,
+  'wo': 2,
+  'w_gate': 1,
+  'w_up': 1,
+  'w_down': 1,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+  """Which matrices have low-rank adapters, of which rank and strength."""
+
+  rank: int
+  alpha: float  # a correction is scaled by alpha / rank
+  targets: tuple[str, ...] = tuple(PROJECTIONS)
+
+  def __post_init__(self):
+    if self.rank < 1 or self.alpha <= 0:
+      raise ValueError(
+        f'model.lora.rank={self.rank} must be at least 1 and '
+        f'model.lora.alpha={self.alpha} above 0; usual values are 16 and 32.0'
+      )
+    unknown = sorted(set(self.targets) - set(PROJECTIONS))
+    if unknown or not self.targets:
+      raise ValueError(
+        f'model.lora.targets={self.targets}: choose some of {[*PROJECTIONS]}'
+      )
+
+  @property
+  def scale(self) -> float:
+    return self.alpha / self.rank
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
@@ -46,6 +82,7 @@ class TransformerConfig:
   scan_layers: bool = False
   remat: bool = False
   max_len: int = 4096  # longest row the model is ever asked for, in tokens
+  lora: LoraConfig | None = None  # adapters of what is otherwise frozen
 
   def __post_init__(self):
     for name in (

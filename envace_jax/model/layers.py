@@ -18,7 +18,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from envace_jax.model import attention, kv_cache, rope, visibility
+from envace_jax.model import attention, kv_cache, lora, rope, visibility
 from envace_jax.model import config as config_lib
 
 _ACTIVATIONS = {
@@ -48,12 +48,15 @@ def linear(
   std: float,
   bias: bool = False,
 ) -> jax.Array:
-  """x times parameter `name` of `module`, in x's dtype.
+  """x times parameter `name` of `module`, in x's dtype; with its adapter.
 
   With `bias`, plus parameter `<name>_bias` over the weight's output axes.
   """
   weight = module.param(name, partitioned_normal(std, axes), shape)
   out = jnp.einsum(equation, x, weight.astype(x.dtype))
+  adapter = module.get_variable(lora.COLLECTION, name)
+  if adapter is not None:
+    out += lora.correction(module.config.lora, adapter, equation, x)
   if not bias:
     return out
   letters, output = equation.split(',')[1].split('->')

@@ -33,6 +33,7 @@ RULES = (
   ('mlp', 'tensor'),
   ('vocab', 'tensor'),
   ('layers', None),
+  ('rank', None),
 )
 
 

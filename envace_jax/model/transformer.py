@@ -1,7 +1,10 @@
-"""The policy network, and log-probabilities that never hold [B, T, V].
+"""The policy network.
 
-  hidden_BTD, cache = model.apply({'params': params}, tokens_BT, ...)
-  logits_BTV = model.apply({'params': params}, hidden_BTD, method='unembed')
+  variables = lora.variables(params)
+  hidden_BTD, cache = model.apply(variables, tokens_BT, ...)
+  logits_BTV = model.apply(variables, hidden_BTD, method='unembed')
+
+`params` are those of a whole network, or a frozen one with adapters.
 
 One function, two ways to run it. Without a cache: causal attention over the
 row, layers scanned or unrolled, optionally rematerialised; this is training.
@@ -9,26 +12,21 @@ With a cache: tokens are written at their positions and attend to every slot
 up to their own; layers are always unrolled, whatever `scan_layers` says,
 because a scan over layers copies the whole cache at each step.
 
-Not here: sampling, losses, sharded initialisation.
+Not here: log-probabilities, sampling, losses, sharded initialisation.
 """
 
 from collections.abc import Mapping
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from envace_jax.model import config as config_lib
-from envace_jax.model import kv_cache, layers, visibility
+from envace_jax.model import kv_cache, layers, lora, visibility
 
 Params = Mapping[str, Any]
-
-
-class TokenLogprobs(NamedTuple):
-  logprob: jax.Array  # [B, T] float32, log p(token_t | tokens_<t)
-  entropy: jax.Array  # [B, T] float32, of that same distribution, in nats
 
 
 class Transformer(nn.Module):
@@ -55,7 +53,7 @@ class Transformer(nn.Module):
     if c.scan_layers:
       self.layers = nn.scan(
         block,
-        variable_axes={'params': 0},
+        variable_axes={'params': 0, lora.COLLECTION: 0},
         split_rngs={'params': True},
         # One flag per layer: does it slide. All else is shared.
         in_axes=(nn.broadcast,) * 4 + (0, nn.broadcast),
@@ -146,13 +144,13 @@ class Transformer(nn.Module):
     c = self.config
     if self.is_initializing():
       raise ValueError('initialise the model without a cache')
-    params = nn.meta.unbox(self.variables['params'])
+    variables = nn.meta.unbox(self.variables)
     slots_BT = kv_cache.write_slots(positions_BT, valid_BT, cache.capacity)
     full, sliding = visibility.of_cache(c, positions_BT, cache.capacity)
     keys, values = [], []
     for i in range(c.num_layers):
       x_BTD, (k_BKSH, v_BKSH) = layers.Block(c, parent=None).apply(
-        {'params': layer_params(params, i)},
+        {name: layer_params(tree, i) for name, tree in variables.items()},
         x_BTD,
         *(sliding if i in c.sliding_layers else full),
         (cache.k[i], cache.v[i]),
@@ -178,15 +176,17 @@ def init_partitioned(model: Transformer, key: jax.Array) -> Params:
   """
   stacked = Transformer(dataclasses.replace(model.config, scan_layers=True))
   params = stacked.init(key, jnp.zeros((1, 1), jnp.int32))['params']
-  if model.config.scan_layers:
-    return params
-  axis = {nn.PARTITION_NAME: 'layers'}
-  each = {
-    name: nn.meta.remove_axis(layer, 0, axis)
-    for name, layer in unstack_params(params).items()
-    if name.startswith('layers_')
-  }
-  return {n: p for n, p in params.items() if n != 'layers'} | each
+  return _in_layout(model, params)
+
+
+def init_trained(model: Transformer, key: jax.Array) -> Params:
+  """What training starts from, boxed: a whole network, or its adapters."""
+  if model.config.lora is None:
+    return init_partitioned(model, key)
+  stacked = Transformer(dataclasses.replace(model.config, scan_layers=True))
+  base = jax.eval_shape(lambda: init_partitioned(stacked, key))
+  adapters = lora.init_partitioned(model.config.lora, base, key)
+  return _in_layout(model, adapters)
 
 
 def init_params(model: Transformer, key: jax.Array) -> Params:
@@ -223,124 +223,17 @@ def unstack_params(params: Params) -> Params:
   return {**rest, **each}
 
 
-def token_logprobs(
-  model: Transformer,
-  params: Params,
-  tokens_BT: jax.Array,
-  valid_BT: jax.Array | None = None,
-  temperature_BT: jax.Array | None = None,
-  positions_BT: jax.Array | None = None,
-  *,
-  chunk: int,
-) -> TokenLogprobs:
-  """Log p(token_t | tokens_<t) and the entropy of that choice.
-
-  Both are 0 at t = 0 and at padding. Logits exist for `chunk` time steps at
-  a time, forwards and backwards. With `temperature_BT` token t is scored under
-  softmax(logits / temperature_t), the distribution it was sampled from. With
-  `positions_BT` a row holds a transcript from each position 0 on, scored as it
-  would be in a row of its own; without, one.
-  """
-  inputs = (tokens_BT, valid_BT, temperature_BT, positions_BT)
-  scored = _score(model, params, None, *inputs, chunk=chunk)
-  return TokenLogprobs(*scored)
-
-
-def token_logprobs_and_kl(
-  model: Transformer,
-  params: Params,
-  ref_params: Params,
-  tokens_BT: jax.Array,
-  valid_BT: jax.Array | None = None,
-  temperature_BT: jax.Array | None = None,
-  positions_BT: jax.Array | None = None,
-  *,
-  chunk: int,
-) -> tuple[TokenLogprobs, jax.Array]:
-  """`token_logprobs`, and the exact kl_BT of the same choices to a reference.
-
-  kl_t = KL(p(. | tokens_<t) || p_ref(. | tokens_<t)) over the whole vocabulary,
-  both under temperature_t, in nats; 0 at t = 0 and at padding. Two chunks of
-  logits exist at a time, the policy's and the reference's.
-  """
-  inputs = (tokens_BT, valid_BT, temperature_BT, positions_BT)
-  logprob_BT, entropy_BT, kl_BT = _score(
-    model, params, ref_params, *inputs, chunk=chunk
-  )
-  return TokenLogprobs(logprob_BT, entropy_BT), kl_BT
-
-
-def kl_divergence(logp_BCV: jax.Array, ref_logp_BCV: jax.Array) -> jax.Array:
-  """kl_BC of distributions given as log-probs, in nats."""
-  return jnp.sum(jnp.exp(logp_BCV) * (logp_BCV - ref_logp_BCV), axis=-1)
-
-
-def _score(
-  model,
-  params,
-  ref_params,
-  tokens_BT,
-  valid_BT,
-  temperature_BT,
-  positions_BT,
-  *,
-  chunk,
-):
-  """[logprob_BT, entropy_BT], and kl_BT where there is a reference."""
-  if chunk < 1:
-    raise ValueError(f'chunk={chunk} must be at least 1')
-  read = lambda params: model.apply(
-    {'params': params}, tokens_BT, positions_BT, valid_BT=valid_BT
-  )[0]
-  hidden_BTD = read(params)
-  ref_hidden_BTD = None if ref_params is None else read(ref_params)
-  B, T, _ = hidden_BTD.shape
-
-  # T = 6, chunk = 2: hidden 0..4 predict tokens 1..5, padded to 3 chunks.
-  num_chunks = -(-(T - 1) // chunk)
-  pad = num_chunks * chunk - (T - 1)
-
-  def split(x, axes):
-    x = jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * axes)
-    return x.reshape(B, num_chunks, chunk, *x.shape[2:]).swapaxes(0, 1)
-
-  def log_softmax(params, hidden_BCD, inverse_temperature_BC):
-    logits_BCV = model.apply({'params': params}, hidden_BCD, method='unembed')
-    if inverse_temperature_BC is not None:
-      logits_BCV = logits_BCV * inverse_temperature_BC[..., None]
-    return jax.nn.log_softmax(logits_BCV)
-
-  @jax.checkpoint
-  def score_chunk(carry, xs):
-    hidden_BCD, target_BC, inverse_temperature_BC, ref_hidden_BCD = xs
-    logp_BCV = log_softmax(params, hidden_BCD, inverse_temperature_BC)
-    logprob_BC1 = jnp.take_along_axis(logp_BCV, target_BC[..., None], axis=-1)
-    entropy_BC = -jnp.sum(jnp.exp(logp_BCV) * logp_BCV, axis=-1)
-    scored = (logprob_BC1[..., 0], entropy_BC)
-    if ref_hidden_BCD is not None:
-      ref_logp_BCV = log_softmax(
-        ref_params, ref_hidden_BCD, inverse_temperature_BC
-      )
-      scored += (kl_divergence(logp_BCV, ref_logp_BCV),)
-    return carry, scored
-
-  chunks = (
-    split(hidden_BTD[:, :-1], 1),
-    split(tokens_BT[:, 1:], 0),
-    # The inverse, so that padding chunks with 0 cannot divide by it.
-    None if temperature_BT is None else split(1.0 / temperature_BT[:, 1:], 0),
-    None if ref_params is None else split(ref_hidden_BTD[:, :-1], 1),
-  )
-  _, scored = jax.lax.scan(score_chunk, None, chunks)
-
-  def join(x_CBc):
-    x_BT = x_CBc.swapaxes(0, 1).reshape(B, num_chunks * chunk)[:, : T - 1]
-    x_BT = jnp.pad(x_BT, ((0, 0), (1, 0)))
-    if positions_BT is not None:
-      x_BT = jnp.where(positions_BT > 0, x_BT, 0.0)
-    return x_BT if valid_BT is None else jnp.where(valid_BT, x_BT, 0.0)
-
-  return [join(x_CBc) for x_CBc in scored]
+def _in_layout(model, stacked):
+  """Boxed stacked parameters, or adapters, in the layout of the model."""
+  if model.config.scan_layers:
+    return stacked
+  axis = {nn.PARTITION_NAME: 'layers'}
+  each = {
+    name: nn.meta.remove_axis(layer, 0, axis)
+    for name, layer in unstack_params(stacked).items()
+    if name.startswith('layers_')
+  }
+  return {n: p for n, p in stacked.items() if n != 'layers'} | each
 
 
 def _outside_layers(params: Params) -> tuple[dict[str, Any], int]:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from envace_jax import types
-from envace_jax.model import kv_cache, transformer
+from envace_jax.model import kv_cache, lora, transformer
 from envace_jax.sampling import samplers
 
 ACT_REHEARSE = np.asarray([types.Author.ACT, types.Author.REHEARSE], np.int8)
@@ -249,7 +249,7 @@ def feed(
   valid_BW = slot_BW < state.length[:, None] - 1
   slot_BW = jnp.minimum(slot_BW, capacity - 1)
   _, cache = model.apply(
-    {'params': params},
+    lora.variables(params),
     jnp.take_along_axis(state.tokens, slot_BW, axis=1),
     slot_BW,
     cache=state.cache,
@@ -264,13 +264,13 @@ def feed_pending(
   """Feeds each live row's last token: next-token logits [B, V] and cache."""
   last_B1 = state.length[:, None] - 1
   hidden_BTD, cache = model.apply(
-    {'params': params},
+    lora.variables(params),
     jnp.take_along_axis(state.tokens, last_B1, axis=1),
     last_B1,
     cache=state.cache,
     valid_BT=live_B[:, None],
   )
-  logits_BTV = model.apply({'params': params}, hidden_BTD, method='unembed')
+  logits_BTV = model.apply(lora.variables(params), hidden_BTD, method='unembed')
   return logits_BTV[:, 0], cache
 
 
