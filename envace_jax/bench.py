@@ -72,11 +72,12 @@ class Record:
 
 def run(config: ml_collections.ConfigDict, json_path: str | None) -> int:
   """Measures, prints a table, writes the records; returns the exit code."""
-  refusals.validate(config)
+  published = pretrained.architecture(config)
+  refusals.validate(config, published)
   if json_path and not pathlib.Path(json_path).absolute().parent.is_dir():
     raise errors.UserError(f'--json={json_path} has no directory; create it')
   try:
-    records, limits = measure(config)
+    records, limits = measure(config, published)
   except ValueError as error:
     raise errors.UserError(str(error)) from error
   if json_path:
@@ -86,10 +87,13 @@ def run(config: ml_collections.ConfigDict, json_path: str | None) -> int:
   return 0
 
 
-def measure(config: ml_collections.ConfigDict):
+def measure(
+  config: ml_collections.ConfigDict,
+  published: model_config.TransformerConfig | None = None,
+):
   """A record per workload; and what limits them, (FLOP/s, bytes/s)."""
   mesh = sharding.make_mesh(**config.mesh.to_dict())
-  model = components.model(config, config.data.vocab_size)
+  model = components.model(config, config.data.vocab_size, published)
   compiles = process.CompileCounter()
   with progress.bar('bench', 3 * (1 + REPEATS) + 2, unit='run') as bar:
     works = sampled_workloads(config, model, mesh)

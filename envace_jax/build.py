@@ -9,14 +9,15 @@ from absl import logging
 import jax
 import ml_collections
 
-from envace_jax import components, errors, refusals, types
+from envace_jax import components, errors, pretrained, refusals, types
 from envace_jax import data as datasets
 from envace_jax.endpoints import cache
 from envace_jax.envs import desk, desk_tasks
 from envace_jax.evaluation import evaluator as evaluators
 from envace_jax.evaluation import runner as runners
 from envace_jax.learning import batch as batches
-from envace_jax.model import per_role, sharding, transformer
+from envace_jax.learning import step as learning
+from envace_jax.model import lora, per_role, sharding, transformer
 from envace_jax.rewards import judge_cache, judge_endpoint, scoring
 from envace_jax.rollout import collect
 from envace_jax.sampling import keys
@@ -37,13 +38,18 @@ from envace_jax.worlds import base as worlds
 JUDGE_CACHE_FILE = 'judge.sqlite'
 SIMULATOR_CACHE_FILE = 'simulator.sqlite'
 
+# What samples and scores: one network for both roles or one each, of weights or
+# of frozen ones with adapters.
+Network = transformer.Params | lora.Adapted | per_role.PerRole
+
 
 class Setup:
   """What every command needs of a run, and nothing that is trained."""
 
   def __init__(self, config: ml_collections.ConfigDict, path: pathlib.Path):
-    refusals.validate(config)
+    refusals.validate(config, pretrained.architecture(config, path))
     self.config, self.path = config, path
+    self._published = pretrained.keep(config, path)
     self.data = datasets.prepare(config, path)
     self.rows = datasets.rows(
       self.data,
@@ -52,7 +58,11 @@ class Setup:
     )
     self.private = components.private_settings(config)
     self.mesh = sharding.make_mesh(**config.mesh.to_dict())
-    self.model = components.model(config, self.data.tokenizer.vocab_size)
+    self.model = components.model(
+      config,
+      self.data.tokenizer.vocab_size,
+      self._published and self._published.config,
+    )
     self.decoder = components.decoder(
       config, self.model, self.data.template.stop_id
     )
@@ -92,6 +102,33 @@ class Setup:
       name: order.Order(len(self.rows), seed=config.seed + salt)
       for salt, name in enumerate(('warm_start', 'supervised', 'anchor'))
     }
+
+  def fresh_state(self, tx) -> learning.TrainState:
+    """Where a run begins: published weights, adapters of them, or neither."""
+    key = keys.stream(self.config.seed, 'init', 0)
+    if self._published is None or self.base is not None:
+      return learning.init_state(self.model, tx, key, self.mesh)
+    params = self._published.load(
+      self.model.config,
+      learning.network_shardings(self.model, self.mesh),
+      'float32',
+    )
+    return learning.start(params, tx, self.mesh)
+
+  @functools.cached_property
+  def base(self) -> transformer.Params | None:
+    """The frozen network that adapters correct; None where weights are."""
+    if self.model.config.lora is None:
+      return None
+    return self._published.load(
+      self.model.config,
+      learning.network_shardings(self.model, self.mesh),
+      self.config.pretrained.dtype,
+    )
+
+  def network(self, trained) -> Network:
+    """What samples and scores, of what is trained."""
+    return lora.adapt(self.base, trained)
 
   def _environment(self) -> runners.Environment | None:
     """Where tasks are executed, if they can be."""

@@ -7,11 +7,13 @@ one sentence and exit code 2.
 
 import sys
 
+from flax import linen as nn
 import jax
 import ml_collections
 
-from envace_jax import components, no_ops, refusals
+from envace_jax import components, no_ops, pretrained, refusals
 from envace_jax.learning import step as learning
+from envace_jax.model import config as model_config
 from envace_jax.model import per_role, transformer
 
 _FLOAT_BYTES = 4
@@ -19,9 +21,10 @@ _FLOAT_BYTES = 4
 
 def run(config: ml_collections.ConfigDict) -> int:
   """Prints the report; returns the exit code."""
-  refusals.validate(config)
+  published = pretrained.architecture(config)
+  refusals.validate(config, published)
   lines = ['Config', *_indented(str(config).splitlines()), '']
-  lines += ['Budgets', *_indented(budgets(config)), '']
+  lines += ['Budgets', *_indented(budgets(config, published)), '']
   idle = no_ops.find(config)
   lines.append('Options that do nothing at these settings')
   lines += _indented(idle or ['none'])
@@ -29,14 +32,18 @@ def run(config: ml_collections.ConfigDict) -> int:
   return 0
 
 
-def budgets(config: ml_collections.ConfigDict) -> list[str]:
+def budgets(
+  config: ml_collections.ConfigDict,
+  published: model_config.TransformerConfig | None = None,
+) -> list[str]:
   """Tokens and bytes per step, from shapes alone.
 
   Sizes are upper bounds for the vocabulary cap; activations are those of one
   microbatch without rematerialisation.
   """
   rollout, rl = config.rollout, config.rl
-  network = components.model(config, config.data.vocab_size)
+  network = components.model(config, config.data.vocab_size, published)
+  shape = network.config
   state = jax.eval_shape(
     lambda: _abstract_state(
       network, components.rl_optimizer(config), config.rl.share_roles
@@ -45,22 +52,20 @@ def budgets(config: ml_collections.ConfigDict) -> list[str]:
   params = transformer.num_params(state.params)
   state_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
   rows = rl.tasks_per_step * rl.group_size
-  width = 2 if config.model.dtype == 'bfloat16' else _FLOAT_BYTES
+  width = shape.compute_dtype.dtype.itemsize
   cache = (
-    2 * config.model.num_layers * config.model.num_kv_heads
-    * config.model.head_dim * rollout.max_row_tokens * rows * width
+    2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
+    * rollout.max_row_tokens * rows * width
   )  # fmt: skip
   micro_rows = rows // rl.minibatches // rl.microbatches
   micro_tokens = micro_rows * rollout.max_row_tokens
   activations = (
     micro_tokens
     * width
-    * config.model.num_layers
-    * (8 * config.model.d_model + 3 * config.model.d_ff)
+    * shape.num_layers
+    * (8 * shape.d_model + 3 * shape.d_ff)
   )
-  logits = (
-    micro_rows * rl.logprob_chunk * config.data.vocab_size
-  ) * _FLOAT_BYTES
+  logits = micro_rows * rl.logprob_chunk * shape.vocab_size * _FLOAT_BYTES
   if (
     components.policy_loss(config).uses_reference and rl.kl_estimator == 'exact'
   ):
@@ -82,7 +87,7 @@ def budgets(config: ml_collections.ConfigDict) -> list[str]:
 
 
 def _abstract_state(network, tx, share_roles):
-  params = transformer.init_params(network, jax.random.key(0))
+  params = nn.meta.unbox(transformer.init_trained(network, jax.random.key(0)))
   if not share_roles:
     params = per_role.PerRole(act=params, rehearse=params)
   return learning.TrainState(

@@ -29,7 +29,7 @@ class Trained:
   """A run's newest parameters, and what they were trained with."""
 
   setup: build.Setup
-  params: restore.Params
+  params: build.Network
   phase: str  # 'rl' or 'warm_start'
   step: int
 
@@ -41,8 +41,10 @@ def load(workdir: str) -> Trained:
     UserError: no run, or no checkpoint yet.
   """
   setup = build.Setup(workdirs.load_config(workdir), pathlib.Path(workdir))
-  phase, step, params = restore.newest(workdir, setup)
-  return Trained(setup=setup, params=params, phase=phase, step=step)
+  phase, step, trained = restore.newest(workdir, setup)
+  return Trained(
+    setup=setup, params=setup.network(trained), phase=phase, step=step
+  )
 
 
 def study_private_rehearsal(workdir: str) -> int:
@@ -63,10 +65,12 @@ def study_private_rehearsal(workdir: str) -> int:
   measured = results.study_private_rehearsal(
     setup,
     {
-      'warm_start': restore.warm_start_of(
-        setup.config.warm_start.workdir or workdir,
-        setup,
-        setup.config.warm_start.steps,
+      'warm_start': setup.network(
+        restore.warm_start_of(
+          setup.config.warm_start.workdir or workdir,
+          setup,
+          setup.config.warm_start.steps,
+        )
       ),
       'after': trained.params,
     },

@@ -5,6 +5,8 @@ reader and one meaning. A component refuses what it cannot be; what options
 forbid each other is in `refusals`.
 """
 
+import dataclasses
+
 import ml_collections
 
 from envace_jax import types
@@ -31,16 +33,37 @@ def real_episodes(config: ml_collections.ConfigDict) -> int:
   return round(config.rollout.real_fraction * config.rl.group_size)
 
 
+# What a published architecture leaves open: how it is computed.
+NUMERICS = ('attention', 'dtype', 'remat', 'scan_layers')
+
+
 def model(
-  config: ml_collections.ConfigDict, vocab_size: int
+  config: ml_collections.ConfigDict,
+  vocab_size: int,
+  published: model_config.TransformerConfig | None = None,
 ) -> transformer.Transformer:
-  return transformer.Transformer(
-    model_config.TransformerConfig(
-      vocab_size=vocab_size,
-      max_len=config.rollout.max_row_tokens,
-      **config.model.to_dict(),
+  """The network, of `config.model`'s sizes or of a published architecture.
+
+  Raises:
+    ValueError: rows are longer than the published network was trained for.
+  """
+  options, max_len = config.model.to_dict(), config.rollout.max_row_tokens
+  chosen = {
+    'max_len': max_len,
+    'lora': model_config.LoraConfig(**config.lora) if config.lora.rank else None,
+  }
+  if published is None:
+    shape = model_config.TransformerConfig(
+      vocab_size=vocab_size, **options, **chosen
     )
-  )
+    return transformer.Transformer(shape)
+  if max_len > published.max_len:
+    raise ValueError(
+      f'rollout.max_row_tokens={max_len} exceeds the {published.max_len} '
+      'positions of the published network; lower it'
+    )
+  chosen |= {name: options[name] for name in NUMERICS}
+  return transformer.Transformer(dataclasses.replace(published, **chosen))
 
 
 def decoder(

@@ -26,7 +26,7 @@ def run(config: ml_collections.ConfigDict, directory: str) -> int:
   Raises:
     UserError: the config generates none, or a file is there already.
   """
-  refusals.validate(config)
+  refusals.validate(config, pretrained.architecture(config))
   if config.data.world not in datasets.GENERATED:
     raise errors.UserError(
       f'data.world={config.data.world!r} makes no tasks to export; use one of '

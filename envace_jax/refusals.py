@@ -8,6 +8,7 @@ import ml_collections
 
 from envace_jax import components, errors
 from envace_jax.learning import kl, surrogates
+from envace_jax.model import config as model_config
 from envace_jax.model import sharding
 from envace_jax.rollout import private_rehearsal
 
@@ -15,8 +16,14 @@ WORLDS = ('rehearsal', 'real', 'simulator', 'null')
 DATA_WORLDS = ('small', 'resampled', 'jsonl', 'published')
 
 
-def validate(config: ml_collections.ConfigDict) -> None:
-  """Refuses what cannot work, in one sentence that names the remedy."""
+def validate(
+  config: ml_collections.ConfigDict,
+  published: model_config.TransformerConfig | None = None,
+) -> None:
+  """Refuses what cannot work, in one sentence that names the remedy.
+
+  `published` is the architecture of `pretrained.path`, if there is one.
+  """
   rollout, rl = config.rollout, config.rl
   _validate_data(config.data)
   _one_of('rollout.world', rollout.world, WORLDS)
@@ -37,6 +44,11 @@ def validate(config: ml_collections.ConfigDict) -> None:
   _validate_simulator(rollout)
   _validate_mixing(rollout, rl)
   _validate_sharing(rollout, rl)
+  if config.lora.rank and not config.pretrained.path:
+    raise errors.UserError(
+      f'lora.rank={config.lora.rank} corrects frozen weights, and without '
+      'pretrained.path they would be random; set lora.rank=0'
+    )
   if rollout.mode == 'on_device' and rollout.world != 'rehearsal':
     raise errors.UserError(
       f'rollout.world={rollout.world!r} needs the host to answer; set '
@@ -109,9 +121,8 @@ def validate(config: ml_collections.ConfigDict) -> None:
     )
   try:  # what the components themselves refuse
     sharding.make_mesh(**config.mesh.to_dict())
-    components.decoder(
-      config, components.model(config, config.data.vocab_size), stop_id=0
-    )
+    network = components.model(config, config.data.vocab_size, published)
+    components.decoder(config, network, stop_id=0)
     components.private_settings(config)
     components.policy_loss(config)
     components.reward_rule(config)

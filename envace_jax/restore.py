@@ -11,13 +11,14 @@ from envace_jax.learning import checkpoints
 from envace_jax.learning import step as learning
 from envace_jax.model import per_role, transformer
 
-Params = transformer.Params | per_role.PerRole
+# Of networks or, where a run has adapters, of those.
+Trained = transformer.Params | per_role.PerRole
 
 PHASES = ('rl', 'warm_start')  # the later one first
 
 
-def newest(workdir: str, setup: build.Setup) -> tuple[str, int, Params]:
-  """(phase, step, parameters) of a run's newest checkpoint.
+def newest(workdir: str, setup: build.Setup) -> tuple[str, int, Trained]:
+  """(phase, step, what was trained) of a run's newest checkpoint.
 
   `setup` is of this run or of one with the same network.
 
@@ -42,21 +43,25 @@ def simulator_of(workdir: str, setup: build.Setup) -> transformer.Params:
     UserError: no such run, or it has another tokenizer or architecture.
   """
   theirs = workdirs.load_config(workdir)
-  if theirs.model.to_dict() != setup.config.model.to_dict():
-    raise errors.UserError(f'{workdir} has another config.model; use one alike')
+  for name in ('model', 'pretrained', 'lora'):
+    if theirs.get(name) != setup.config[name]:
+      raise errors.UserError(
+        f'{workdir} has another config.{name}; use one alike'
+      )
   mine, other = (
     pathlib.Path(run) / 'data' / datasets.TOKENIZER_FILE
     for run in (setup.path, workdir)
   )
   if not other.exists() or mine.read_bytes() != other.read_bytes():
     raise errors.UserError(f'{workdir} has another tokenizer; use one alike')
-  return per_role.of(newest(workdir, setup)[2], types.Role.REHEARSE)
+  network = setup.network(newest(workdir, setup)[2])
+  return per_role.of(network, types.Role.REHEARSE)
 
 
 def warm_start_of(
   workdir: str, setup: build.Setup, steps: int
 ) -> transformer.Params:
-  """The end of another run's warm start.
+  """What another run had trained at the end of its warm start.
 
   Raises:
     UserError: it is missing, or has not `steps` steps.

@@ -30,7 +30,6 @@ from envace_jax import (
 from envace_jax import metrics as metric_files
 from envace_jax.learning import checkpoints, reuse
 from envace_jax.learning import step as learning
-from envace_jax.sampling import keys
 
 State = learning.TrainState
 # What a phase carries from step to step beside its arrays: JSON, checkpointed.
@@ -69,10 +68,14 @@ def run(config: ml_collections.ConfigDict, workdir: str) -> int:
       loop = _Loop(setup, writer, stop, clock, compiles)
       warm = _warm_start(setup, loop, warm_saves, warm)
       with clock('evaluation'):
-        before = results.measure(setup, warm.params, path, 'warm_start')
+        before = results.measure(
+          setup, setup.network(warm.params), path, 'warm_start'
+        )
       tuned = _reinforce(setup, loop, rl_saves, warm, tuned, carry)
       with clock('evaluation'):
-        after = results.measure(setup, tuned.params, path, 'after')
+        after = results.measure(
+          setup, setup.network(tuned.params), path, 'after'
+        )
   results.write(
     setup,
     path,
@@ -98,6 +101,7 @@ def _warm_start(
     tx,
     components.supervised_loss(setup.config, config),
     setup.mesh,
+    base=setup.base,
   )
 
   def advance(state: State, step: int, carry: Carry):
@@ -107,8 +111,7 @@ def _warm_start(
     return *step_fn(state, setup.place(batch)), {}, carry
 
   if state is None:
-    key = keys.stream(setup.config.seed, 'init', 0)
-    state = learning.init_state(setup.model, tx, key, setup.mesh)
+    state = setup.fresh_state(tx)
   return loop.run('warm_start', state, advance, saves, {})
 
 
@@ -133,6 +136,7 @@ def _reinforce(
       tx,
       components.supervised_loss(setup.config, config),
       setup.mesh,
+      base=setup.base,
     )
 
     def advance(state: State, step: int, carry: Carry):
@@ -155,20 +159,27 @@ def _policy_advance(setup: build.Setup, warm: State, tx) -> Advance:
   config, loss = setup.config.rl, components.policy_loss(setup.config)
   updates = config.updates_per_rollout
   step_fn = learning.make_policy_step(
-    setup.model, tx, loss, setup.mesh, share_roles=config.share_roles
+    setup.model,
+    tx,
+    loss,
+    setup.mesh,
+    share_roles=config.share_roles,
+    base=setup.base,
   )
-  reference = warm.params if loss.uses_reference else None
-  simulator = _simulator(setup, warm.params)
+  started = setup.network(warm.params)
+  reference = started if loss.uses_reference else None
+  simulator = _simulator(setup, started)
   score = reuse.make_proximal_scorer(setup.model, loss, setup.mesh)
 
   def advance(state: State, step: int, carry: Carry):
+    network = setup.network(state.params)
     gathered = experience.gather(
-      setup, simulator, state.params, step, carry['task_cursor']
+      setup, simulator, network, step, carry['task_cursor']
     )
     parts, stats = experience.pack(setup, gathered, step)
     parts = [setup.place(part) for part in parts]
     if loss.importance_cap is not None:
-      parts = [score(state.params, part) for part in parts]
+      parts = [score(network, part) for part in parts]
 
     def update(state: State, part: experience.Rows, index: int):
       anchor = None
@@ -213,7 +224,7 @@ class _Loop:
     """Compiles all that the phase will need, on a copy of the state."""
     with self._clock(phase):
       advance(jax.tree.map(jnp.copy, state), 0, carry)  # its state is donated
-      self._setup.evaluator.warm_up(state.params)
+      self._setup.evaluator.warm_up(self._setup.network(state.params))
     self.warm_up_compiles = self._compiles.count
 
   def run(
@@ -234,7 +245,8 @@ class _Loop:
         seconds = time.perf_counter() - started  # of all that `line` waited for
         done = step + 1
         if self._evaluates(phase, done, total):
-          line |= self._setup.evaluator.dev(state.params)
+          network = self._setup.network(state.params)
+          line |= self._setup.evaluator.dev(network)
         self._writer.write(self._offset(phase) + done, line)
         timings = {'seconds': seconds, **timings}
         self._writer.write_timings(

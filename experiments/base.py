@@ -48,6 +48,18 @@ def get_config() -> ml_collections.ConfigDict:
   c.prompt.rehearse.max_records = 4
   c.prompt.rehearse.keep = 0.5  # probability of each record to be shown
 
+  # A published checkpoint to start from: its architecture, weights, tokenizer
+  # and chat format replace data.vocab_size and the sizes in `model`.
+  c.pretrained = ml_collections.ConfigDict()
+  c.pretrained.path = ''  # Hugging Face directory, or .gguf file; '' = none
+  c.pretrained.dtype = 'float32'  # in which weights that lora freezes are held
+
+  # Train small corrections of frozen weights instead of the weights.
+  c.lora = ml_collections.ConfigDict()
+  c.lora.rank = 0  # 0 = train the weights
+  c.lora.alpha = 32.0  # corrections are scaled by alpha / rank
+  c.lora.targets = ('wq', 'wk', 'wv', 'wo', 'w_gate', 'w_up', 'w_down')
+
   c.model = ml_collections.ConfigDict()
   c.model.d_model = 128
   c.model.num_layers = 3

