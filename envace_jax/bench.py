@@ -37,9 +37,18 @@ import numpy as np
 import rich.console
 import rich.table
 
-from envace_jax import components, errors, process, progress, refusals, types
+from envace_jax import (
+  components,
+  errors,
+  pretrained,
+  process,
+  progress,
+  refusals,
+  types,
+)
 from envace_jax.learning import batch as batches
 from envace_jax.learning import step as learning
+from envace_jax.model import config as model_config
 from envace_jax.model import sharding, transformer
 from envace_jax.rollout import on_device
 from envace_jax.sampling import decode, generator, keys, samplers, scripted

@@ -113,7 +113,7 @@ class Setup:
       learning.network_shardings(self.model, self.mesh),
       'float32',
     )
-    return learning.start(params, tx, self.mesh)
+    return learning.start_from(params, self.model, tx, self.mesh)
 
   @functools.cached_property
   def base(self) -> transformer.Params | None:

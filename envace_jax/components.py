@@ -50,7 +50,9 @@ def model(
   options, max_len = config.model.to_dict(), config.rollout.max_row_tokens
   chosen = {
     'max_len': max_len,
-    'lora': model_config.LoraConfig(**config.lora) if config.lora.rank else None,
+    'lora': model_config.LoraConfig(**config.lora)
+    if config.lora.rank
+    else None,
   }
   if published is None:
     shape = model_config.TransformerConfig(

@@ -16,7 +16,7 @@ import sys
 import ml_collections
 
 from envace_jax import data as datasets
-from envace_jax import errors, refusals
+from envace_jax import errors, pretrained, refusals
 from envace_jax.envs import checklist_files, desk_samples
 
 

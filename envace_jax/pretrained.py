@@ -8,7 +8,6 @@ that adapters correct: whoever evaluates, exports or goes on with it needs the
 workdir alone, and may lose what `pretrained.path` names.
 """
 
-import dataclasses
 import os
 import pathlib
 import shutil

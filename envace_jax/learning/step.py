@@ -66,6 +66,25 @@ def init_state(
   )
 
 
+def start_from(
+  params: transformer.Params,
+  model: transformer.Transformer,
+  tx: optax.GradientTransformation,
+  mesh: Mesh,
+) -> TrainState:
+  """Step 0 from weights that are placed already, which the state takes over."""
+  shardings = jax.tree.map(
+    lambda x: x.sharding, abstract_state(model, tx, mesh)
+  )
+  with sharding.use_mesh(mesh):
+    begin = jax.jit(
+      lambda params: (jnp.int32(0), tx.init(params)),
+      out_shardings=(shardings.step, shardings.opt_state),
+    )
+    step, opt_state = begin(params)
+  return TrainState(step, params, opt_state)
+
+
 def separate(state: TrainState) -> TrainState:
   """The state with its network standing for both roles' own.
 
@@ -109,10 +128,8 @@ def abstract_state(
   )
 
 
-def base_shardings(model: transformer.Transformer, mesh: Mesh) -> Any:
-  """Where the frozen network of adapters lives; None for a model without."""
-  if model.config.lora is None:
-    return None
+def network_shardings(model: transformer.Transformer, mesh: Mesh) -> Any:
+  """Where the weights of a network live, whether they are trained or not."""
   return sharding.state_shardings(
     jax.eval_shape(
       lambda: transformer.init_partitioned(model, jax.random.key(0))
@@ -153,7 +170,7 @@ def make_supervised_step(
     step,
     in_shardings=(
       shardings,
-      base_shardings(model, mesh),
+      None if base is None else network_shardings(model, mesh),
       sharding.batch_sharding(mesh),
     ),
     out_shardings=(shardings, sharding.replicated(mesh)),
@@ -239,7 +256,7 @@ def make_policy_step(
     # Without a sharding of its own a reference stays where it has been placed.
     in_shardings=(
       shardings,
-      base_shardings(model, mesh),
+      None if base is None else network_shardings(model, mesh),
       rows,
       ref,
       rows if config.uses_anchor else None,
