@@ -129,13 +129,12 @@ def measure(
 def sampled_workloads(config, model, mesh) -> dict[str, Workload]:
   """`generate` and `rehearse`, which check that the script is followed."""
   c, rl = config.rollout, config.rl
-  tokens, authors, successor = _script(config)
+  tokens, authors, successor = _script(config, model)
   new, before = len(tokens), max(1, c.prompt_tokens // 2)
   groups, rows = rl.tasks_per_step, rl.tasks_per_step * rl.group_size
-  untied = dataclasses.replace(model.config, tie_embeddings=False)
+  untied = dataclasses.replace(model.config, tie_embeddings=False, lora=None)
   model = transformer.Transformer(untied)
-  state = learning.abstract_state(model, components.optimizer(rl), mesh)
-  shardings = jax.tree.map(lambda x: x.sharding, state.params)
+  shardings = learning.network_shardings(model, mesh)
   params = jax.device_put(scripted.params(model, successor), shardings)
   role = lambda s: samplers.SamplerConfig(**s.to_dict() | {'temperature': 0.0})
   decoder = generator.Decoder(
@@ -202,7 +201,7 @@ def write_plain(opening, settings, new, group_size, decoder):
 def train_workload(config, model, mesh) -> Workload:
   """A policy step on rows of a third of the greatest length to all of it."""
   c, rl, loss = config.rollout, config.rl, components.policy_loss(config)
-  tokens, authors, _ = _script(config)
+  tokens, authors, _ = _script(config, model)
   before = max(1, c.prompt_tokens // 2)
   tokens = np.append(np.full(before, scripted.FILLER), tokens)
   authors = np.append(np.full(before, types.Author.PROMPT), authors)
@@ -231,8 +230,14 @@ def train_workload(config, model, mesh) -> Workload:
     lengths_B = np.append(lengths_B, more_B)
   tx, key = components.optimizer(rl), keys.stream(config.seed, 'init', 0)
   state = learning.init_state(model, tx, key, mesh)
-  step = learning.make_policy_step(model, tx, loss, mesh)
-  ref = jax.tree.map(jnp.copy, state.params) if loss.uses_reference else None
+  base, ref = None, None
+  if model.config.lora is not None:
+    base = sharding.initialize(
+      lambda key: transformer.init_partitioned(model, key), mesh, key
+    )
+  step = learning.make_policy_step(model, tx, loss, mesh, base=base)
+  if loss.uses_reference:
+    ref = jax.tree.map(jnp.copy, state.params) if base is None else base
 
   def call():
     nonlocal state
@@ -355,10 +360,10 @@ def _limits(c: ml_collections.ConfigDict) -> types.Limits:
   return types.Limits(**{name: c[name] for name in names})
 
 
-def _script(config: ml_collections.ConfigDict):
+def _script(config: ml_collections.ConfigDict, model: transformer.Transformer):
   c = config.rollout
   prompt_length = max(1, c.prompt_tokens // 2)
-  return scripted.write(_limits(c), prompt_length, config.data.vocab_size)
+  return scripted.write(_limits(c), prompt_length, model.config.vocab_size)
 
 
 def _sizes(c) -> tuple[int, int, int, int]:
