@@ -1,4 +1,4 @@
-"""`envace evaluate` and `envace rehearse`: what a finished run can be asked."""
+"""`envace evaluate`, `rehearse` and `export`: what a finished run can be asked."""
 
 import dataclasses
 import json
@@ -8,9 +8,18 @@ import sys
 import rich.console
 import rich.text
 
-from envace_jax import build, errors, restore, results, types, workdirs
+from envace_jax import (
+  build,
+  errors,
+  pretrained,
+  restore,
+  results,
+  types,
+  workdirs,
+)
 from envace_jax.evaluation import private, replay
 from envace_jax.evaluation import runner as runners
+from envace_jax.model import lora, per_role
 from envace_jax.text import template as templates
 
 _STYLES = {
@@ -158,6 +167,36 @@ def rehearse_privately(workdir: str, split: str, index: int) -> int:
       'dim',
     )
   )
+  return 0
+
+
+def export(workdir: str, out: str) -> int:
+  """Writes the newest policy as a directory that other tools load.
+
+  Adapters are merged; a network per role becomes a directory each.
+  """
+  trained = load(workdir)
+  setup, directory = trained.setup, pathlib.Path(out)
+  shape = setup.model.config
+  networks = {directory: trained.params}
+  if isinstance(trained.params, per_role.PerRole):
+    networks = {
+      directory / role.name.lower(): trained.params[role] for role in types.Role
+    }
+  for folder, network in networks.items():
+    if isinstance(network, lora.Adapted):
+      network = lora.merge(shape.lora, network)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    pretrained.publish(
+      network,
+      dataclasses.replace(shape, lora=None),
+      setup.data.template,
+      setup.data.tokenizer,
+      setup.path,
+      folder,
+      setup.config.pretrained.dtype,
+    )
+    sys.stdout.write(f'{folder}: {trained.phase} step {trained.step}\n')
   return 0
 
 

@@ -7,6 +7,7 @@
   envace evaluate --workdir runs/a --private
   envace compare  --workdir runs/sweep
   envace bench    --config experiments/quickstart.py --json bench.json
+  envace export   --workdir runs/a --out model
   envace export-samples --config experiments/quickstart.py --out samples
 
 What is wrong with a command is said in one sentence, with exit code 2.
@@ -30,6 +31,7 @@ COMMANDS = (
   'compare',
   'bench',
   'check',
+  'export',
   'export-samples',
 )
 
@@ -43,7 +45,7 @@ _CONFIG = config_flags.DEFINE_config_file(
 _WORKDIR = flags.DEFINE_string('workdir', None, "The run's directory.")
 _JSON = flags.DEFINE_string('json', None, 'bench: also write records here.')
 _OUT = flags.DEFINE_string(
-  'out', None, 'export-samples: directory to write to.'
+  'out', None, 'export, export-samples: directory to write to.'
 )
 _SPLIT = flags.DEFINE_string(
   'split', 'test_iid', 'rehearse: tasks to pick from.'
@@ -138,6 +140,8 @@ def _run(command: str) -> int:
       return bench.run(_config(), _JSON.value)
     from envace_jax import commands
 
+    if command == 'export':
+      return commands.export(_workdir(), _out())
     if command == 'evaluate':
       if _PRIVATE.value:
         return commands.study_private_rehearsal(_workdir())

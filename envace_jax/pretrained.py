@@ -14,12 +14,22 @@ import shutil
 
 import ml_collections
 
-from envace_jax import errors
+from envace_jax import errors, types
 from envace_jax.model import config as model_config
+from envace_jax.model import transformer
+from envace_jax.text import template as templates
+from envace_jax.text import tokenizer as tokenizers
 from envace_jax.weights import export, gguf_tokenizer
 from envace_jax.weights import pretrained as checkpoints
 
 FOLDER = 'pretrained'
+OWN_TOKENIZER_FILE = 'envace_tokenizer.model'
+# Written anew with weights; all else describes a tokenizer.
+WEIGHT_FILES = (
+  'config.json',
+  'generation_config.json',
+  'model.safetensors.index.json',
+)
 _GGUF = '.gguf'
 
 
@@ -58,6 +68,40 @@ def keep(
     _copy(pathlib.Path(config.pretrained.path), partial)
     partial.rename(folder)
   return checkpoints.open_checkpoint(folder)
+
+
+def publish(
+  params: transformer.Params,
+  shape: model_config.TransformerConfig,
+  template: templates.Template,
+  tokenizer: tokenizers.Tokenizer,
+  run: pathlib.Path,
+  directory: pathlib.Path,
+  dtype: str,
+) -> None:
+  """Writes a network as a directory that other tools load, all or nothing.
+
+  With the tokenizer files of the checkpoint that `run` started from; a
+  vocabulary of our own is not one that they read, and keeps our name for it.
+
+  Raises:
+    UserError: the directory exists, or cannot be written.
+  """
+  if directory.exists():
+    raise errors.UserError(f'{directory} exists already; name a new directory')
+  partial = directory.with_name(directory.name + '.partial')
+  shutil.rmtree(partial, ignore_errors=True)
+  export.save(
+    params, shape, partial, dtype=dtype,
+    eos_ids=template.stop_ids[types.Role.ACT],
+  )  # fmt: skip
+  if (run / FOLDER).is_dir():
+    for file in sorted((run / FOLDER).iterdir()):
+      if file.name not in WEIGHT_FILES and file.suffix != '.safetensors':
+        shutil.copyfile(file, partial / file.name)
+  else:
+    tokenizer.save(str(partial / OWN_TOKENIZER_FILE))
+  partial.rename(directory)
 
 
 def _copy(source: pathlib.Path, folder: pathlib.Path) -> None:

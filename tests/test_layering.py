@@ -20,10 +20,10 @@ PACKAGE = ROOT / 'envace_jax'
 LAYERS = (
   ('types', 'metrics', 'errors', 'progress', 'process', 'no_ops'),
   ('text', 'model', 'tasks', 'endpoints', 'workdirs'),
-  ('sampling', 'learning', 'envs'),
+  ('sampling', 'learning', 'envs', 'weights'),
   ('worlds', 'rewards'),
   ('rollout',),
-  ('evaluation', 'report', 'published'),
+  ('evaluation', 'report', 'published', 'pretrained'),
   ('data', 'components'),
   ('refusals',),
   ('build',),
@@ -35,6 +35,7 @@ LAYERS = (
 BASE = {'types', 'metrics', 'errors', 'progress'}
 NARROWER = {
   'model': {'errors'},  # pure functions of params
+  'weights': {'types', 'errors', 'model'},
   'learning': BASE | {'model'},  # sees arrays only
   'endpoints': {'types', 'errors'},  # a network, whoever asks it
   'worlds': BASE | {'text', 'model', 'tasks', 'endpoints', 'sampling', 'envs'},
