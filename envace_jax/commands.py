@@ -1,4 +1,4 @@
-"""`envace evaluate`, `rehearse` and `export`: what a finished run can be asked."""
+"""`envace evaluate`, `rehearse`, `export`: what a finished run can be asked."""
 
 import dataclasses
 import json
