@@ -42,4 +42,23 @@ def get_config(arg: str = ''):
   c.evaluation.samples = 2
   c.private.attempts = 0
   c.checkpoint.every = 5
+  if arg == 'smoke':
+    c.data.num_train, c.data.num_dev, c.data.num_test = 24, 4, 4
+    c.data.num_demonstrations = 60
+    c.rollout.max_row_tokens = 224
+    c.rollout.ladder = (128, 224)
+    c.warm_start.steps = 4
+    c.warm_start.optimizer.warmup_steps = 1
+    c.warm_start.batch_size = 8
+    c.warm_start.microbatches = 2
+    c.rl.steps = 2
+    c.rl.optimizer.warmup_steps = 1
+    c.rl.tasks_per_step = 2
+    c.rl.group_size = 2
+    c.rl.microbatches = 2
+    c.rl.row_buckets = ()
+    c.rl.anchor_batch_size = 4
+    c.evaluation.batch_tasks = 4
+    c.evaluation.samples = 1
+    c.checkpoint.every = 1
   return c

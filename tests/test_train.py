@@ -70,9 +70,9 @@ def environment(tmp_path_factory):
   }
 
 
-def start(workdir, environment, *overrides):
+def start(workdir, environment, *overrides, base=TINY):
   return subprocess.Popen(
-    [sys.executable, '-m', 'envace_jax.main', 'train', *TINY, *overrides,
+    [sys.executable, '-m', 'envace_jax.main', 'train', *base, *overrides,
      f'--workdir={workdir}'],
     cwd=ROOT, env=environment, text=True,
     stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
