@@ -181,11 +181,11 @@ def test_whole_weights_can_be_trained(checkpoint, tmp_path, environment):
   more = '--config.lora.rank=0', '--config.rl.steps=1'
   test_train.finish(start(workdir, environment, checkpoint, *more))
   loaded = commands.load(str(workdir))
-  start = run_pretrained.checkpoints.open_checkpoint(checkpoint).load(
+  published = run_pretrained.checkpoints.open_checkpoint(checkpoint).load(
     loaded.setup.model.config, None, 'float32'
   )
   differ = jax.tree.map(
-    lambda a, b: float(np.abs(a - b).max()), loaded.params, start
+    lambda a, b: float(np.abs(a - b).max()), loaded.params, published
   )
   assert 0 < max(jax.tree.leaves(differ)) < 0.5
   assert dataclasses.replace(loaded.setup.model.config, max_len=512) == SHAPE
