@@ -20,7 +20,7 @@ PACKAGE = ROOT / 'envace_jax'
 LAYERS = (
   ('types', 'metrics', 'errors', 'progress', 'process', 'no_ops'),
   ('text', 'model', 'tasks', 'endpoints', 'workdirs'),
-  ('sampling', 'learning', 'envs'),
+  ('sampling', 'learning', 'envs', 'weights'),
   ('worlds', 'rewards'),
   ('rollout',),
   ('evaluation', 'report', 'published'),
@@ -36,6 +36,7 @@ BASE = {'types', 'metrics', 'errors', 'progress'}
 NARROWER = {
   'model': {'errors'},  # pure functions of params
   'learning': BASE | {'model'},  # sees arrays only
+  'weights': {'errors', 'types', 'model'},  # files <-> parameters
   'endpoints': {'types', 'errors'},  # a network, whoever asks it
   'worlds': BASE | {'text', 'model', 'tasks', 'endpoints', 'sampling', 'envs'},
   # How episodes are made knows nothing of what they are worth.
