@@ -37,6 +37,7 @@ NARROWER = {
   'model': {'errors'},  # pure functions of params
   'weights': {'types', 'errors', 'model'},
   'learning': BASE | {'model'},  # sees arrays only
+  'weights': {'errors', 'types', 'model'},  # files <-> parameters
   'endpoints': {'types', 'errors'},  # a network, whoever asks it
   'worlds': BASE | {'text', 'model', 'tasks', 'endpoints', 'sampling', 'envs'},
   # How episodes are made knows nothing of what they are worth.
