@@ -70,6 +70,69 @@ def kl_divergence(logp_BCV: jax.Array, ref_logp_BCV: jax.Array) -> jax.Array:
   return jnp.sum(jnp.exp(logp_BCV) * (logp_BCV - ref_logp_BCV), axis=-1)
 
 
+@jax.custom_vjp
+def score_choices(
+  logits_BCV: jax.Array, target_BC: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """logprob_BC of the targets and entropy_BC of softmax(logits).
+
+  With L = log sum_v exp(z_v) and p = exp(z - L), these are z_target - L and
+  H = -sum_v p_v (z_v - L), and their gradients are
+
+    d logprob / d z_v = [v = target] - p_v
+    d H / d z_v       = -p_v (z_v - L + H)
+
+  Written out, each pass reads one array of logits and writes at most one more;
+  a differentiated log_softmax keeps several. A token of probability 0 adds
+  nothing, even at a logit of -inf.
+  """
+  return _score_choices(logits_BCV, target_BC)[0]
+
+
+def _score_choices(logits_BCV, target_BC):
+  # Every sum has an exponential of its own: one that two sums share would be
+  # stored, an array as large as the logits.
+  log_sum_BC = jax.nn.logsumexp(logits_BCV, axis=-1)
+  logp_BCV = logits_BCV - log_sum_BC[..., None]
+  entropy_BC = -jnp.sum(
+    jnp.where(logp_BCV > -jnp.inf, jnp.exp(logp_BCV) * logp_BCV, 0.0), axis=-1
+  )
+  is_target_BCV = _is_target(logits_BCV, target_BC)
+  logit_BC = jnp.sum(jnp.where(is_target_BCV, logits_BCV, 0.0), axis=-1)
+  in_vocab_BC = (target_BC >= 0) & (target_BC < logits_BCV.shape[-1])
+  logprob_BC = jnp.where(in_vocab_BC, logit_BC - log_sum_BC, jnp.nan)
+  return (logprob_BC, entropy_BC), (
+    logits_BCV,
+    target_BC,
+    log_sum_BC,
+    entropy_BC,
+  )
+
+
+def _pull_back(saved, cotangents):
+  logits_BCV, target_BC, log_sum_BC, entropy_BC = saved
+  logprob_BC, scale_BC = cotangents
+  is_target_BCV = _is_target(logits_BCV, target_BC)
+  logp_BCV = logits_BCV - log_sum_BC[..., None]
+  # p (g + h (log p + H)), each term 0 where p is.
+  weight_BC = logprob_BC + scale_BC * entropy_BC
+  pulled_BCV = jnp.where(
+    logp_BCV > -jnp.inf,
+    jnp.exp(logp_BCV) * (weight_BC[..., None] + scale_BC[..., None] * logp_BCV),
+    0.0,
+  )
+  picked_BCV = jnp.where(is_target_BCV, logprob_BC[..., None], 0.0)
+  return picked_BCV - pulled_BCV, None
+
+
+def _is_target(logits_BCV, target_BC):
+  vocab_11V = jnp.arange(logits_BCV.shape[-1])[None, None]
+  return vocab_11V == target_BC[..., None]
+
+
+score_choices.defvjp(_score_choices, _pull_back)
+
+
 def _score(
   model,
   params,
@@ -99,26 +162,23 @@ def _score(
     x = jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * axes)
     return x.reshape(B, num_chunks, chunk, *x.shape[2:]).swapaxes(0, 1)
 
-  def log_softmax(params, hidden_BCD, inverse_temperature_BC):
+  def logits(params, hidden_BCD, inverse_temperature_BC):
     logits_BCV = model.apply(
       lora.variables(params), hidden_BCD, method='unembed'
     )
     if inverse_temperature_BC is not None:
       logits_BCV = logits_BCV * inverse_temperature_BC[..., None]
-    return jax.nn.log_softmax(logits_BCV)
+    return logits_BCV
 
   @jax.checkpoint
   def score_chunk(carry, xs):
     hidden_BCD, target_BC, inverse_temperature_BC, ref_hidden_BCD = xs
-    logp_BCV = log_softmax(params, hidden_BCD, inverse_temperature_BC)
-    logprob_BC1 = jnp.take_along_axis(logp_BCV, target_BC[..., None], axis=-1)
-    entropy_BC = -jnp.sum(jnp.exp(logp_BCV) * logp_BCV, axis=-1)
-    scored = (logprob_BC1[..., 0], entropy_BC)
+    logits_BCV = logits(params, hidden_BCD, inverse_temperature_BC)
+    scored = score_choices(logits_BCV, target_BC)
     if ref_hidden_BCD is not None:
-      ref_logp_BCV = log_softmax(
-        ref_params, ref_hidden_BCD, inverse_temperature_BC
-      )
-      scored += (kl_divergence(logp_BCV, ref_logp_BCV),)
+      ref_BCV = logits(ref_params, ref_hidden_BCD, inverse_temperature_BC)
+      log_softmax = jax.nn.log_softmax
+      scored += (kl_divergence(log_softmax(logits_BCV), log_softmax(ref_BCV)),)
     return carry, scored
 
   chunks = (
