@@ -54,7 +54,7 @@ class Setup:
     self.mesh = sharding.make_mesh(**config.mesh.to_dict())
     self.model = components.model(config, self.data.tokenizer.vocab_size)
     self.decoder = components.decoder(
-      config, self.model, self.data.template.stop_id
+      config, self.model, self.data.template.stop_ids
     )
     self._check_user_turns()
     longest = datasets.longest_prompt(self.data)

@@ -6,7 +6,7 @@ itself, when it is made; here they are all made once.
 
 import ml_collections
 
-from envace_jax import components, errors
+from envace_jax import components, errors, types
 from envace_jax.learning import kl, surrogates
 from envace_jax.model import sharding
 from envace_jax.rollout import private_rehearsal
@@ -110,7 +110,9 @@ def validate(config: ml_collections.ConfigDict) -> None:
   try:  # what the components themselves refuse
     sharding.make_mesh(**config.mesh.to_dict())
     components.decoder(
-      config, components.model(config, config.data.vocab_size), stop_id=0
+      config,
+      components.model(config, config.data.vocab_size),
+      stop_ids={role: (0,) for role in types.Role},
     )
     components.private_settings(config)
     components.policy_loss(config)

@@ -309,7 +309,11 @@ def network(setup, action, answer):
     [control['<|act|>'], control['<tool_call>'], *letter(setup, action)],
     [control['<|rehearse|>'], *letter(setup, answer)],
   ):
-    successor |= dict(zip(chain, [*chain[1:], template.stop_id], strict=True))
+    successor |= dict(
+      zip(
+        chain, [*chain[1:], template.stop_ids[types.Role.ACT][0]], strict=True
+      )
+    )
   return scripted.params(setup.model, successor)
 
 
