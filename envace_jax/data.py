@@ -27,6 +27,7 @@ from envace_jax.envs import (
 )
 from envace_jax.rewards import checklist
 from envace_jax.tasks import dataset
+from envace_jax.text import recorded_rows
 from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers
 
@@ -122,7 +123,7 @@ def rows(
   made = []
   for demo in data.demonstrations:
     if rehearse_prompt is None:
-      made.append(data.template.demonstration(demo))
+      made += recorded_rows.rows(data.template, demo)
       continue
     task = tasks[demo.task_id]
     act_prompt = data.template.prompt(

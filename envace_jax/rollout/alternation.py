@@ -82,6 +82,7 @@ def run_episodes(
     B finished episodes, in the order of `attempts`.
   """
   tasks = [attempt.task for attempt in attempts]
+  template.refuse_breaks(user_turns=any(task.user_turns for task in tasks))
   batch = worlds.Batch(tasks=tasks, prompts=prompts, row_keys=row_keys)
   session = generator.Session(
     decoder, params, prompts, batch.group_size, row_keys

@@ -77,6 +77,7 @@ def rehearse_episodes(
   Returns:
     P * group_size finished episodes, group by group.
   """
+  template.refuse_breaks(user_turns=False)
   ids_PW, authors_PW, count_P = generator.pad_prompts(decoder, prompts)
   header_RW, header_count_R = headers(template)
   state = run(

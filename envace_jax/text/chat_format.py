@@ -102,10 +102,9 @@ class ChatFormat:
     ids = self._markup.encode(self._texts[joint] + said)
     if ids[: len(header)] == header:
       return header, ids[len(header) :]
-    # Where they share a token, it counts as the observation's.
-    kept = len(
-      self._markup.encode(_up_to_control(self._markup, self._texts[joint]))
-    )
+    # A token that they share counts as the observation's, whose text then
+    # begins with the joint's last line end.
+    kept = len(_common_start([ids, header]))
     return ids[:kept], ids[kept:]
 
   def user_turn(self, text: str) -> list[int]:

@@ -76,8 +76,8 @@ class Template:
     """
     if tools not in TOOLS_IN_PROMPT:
       raise ValueError(f'prompt.tools={tools!r}; use one of {TOOLS_IN_PROMPT}')
-    self._format = row_format or formats.Own(tokenizer)
-    if parallel and formats.Joint.AGAIN not in self._format.joints:
+    self.format = row_format or formats.Own(tokenizer)
+    if parallel and formats.Joint.AGAIN not in self.format.joints:
       raise ValueError(
         'this chat template cannot show several answers to one action; set '
         'rollout.max_parallel_calls=1'
@@ -87,9 +87,9 @@ class Template:
     self._parallel = parallel
     self._thought_ids = tuple(map(tokenizer.control.get, tokenizers.THOUGHTS))
     self.pad_id = tokenizer.pad_id
-    self.marker = self._format.marker
-    self.stop_ids = self._format.stop_ids
-    self.breaks = self._format.breaks
+    self.marker = self.format.marker
+    self.stop_ids = self.format.stop_ids
+    self.breaks = self.format.breaks
     self._stops = {i for ids in self.stop_ids.values() for i in ids}
 
   def prompt(
@@ -100,14 +100,31 @@ class Template:
     system: str = '',
   ) -> Span:
     """Opens a row: (ids [T] int32, authors [T] int8), first header included."""
-    opening = self._opening(instruction, notes, tools, system)
-    ids = np.asarray(self._format.prompt(opening, ()), np.int32)
+    opening = self.opening(instruction, notes, tools, system)
+    ids = np.asarray(self.format.prompt(opening, ()), np.int32)
     prompt = _authored(ids, types.Author.PROMPT)
     return join([prompt, self.header(formats.Joint.ASKED)])
 
+  def refuse_breaks(self, *, user_turns: bool) -> None:
+    """Refuses sampled episodes whose rows later prompts would not continue.
+
+    Raises:
+      ValueError: such a joint can come up.
+    """
+    if formats.Joint.ANSWERED in self.breaks:
+      raise ValueError(
+        'this chat template shows a call otherwise once it is answered, so '
+        'that an episode is no single row; turn thinking on'
+      )
+    if user_turns and formats.Joint.ASKED in self.breaks:
+      raise ValueError(
+        'this chat template shows a reply otherwise once the user speaks '
+        'again, so that an episode is no single row; use tasks of one turn'
+      )
+
   def header(self, joint: formats.Joint) -> Span:
     """The tokens that stand between two turns, FORCED."""
-    ids = np.asarray(self._format.joints[joint], np.int32)
+    ids = np.asarray(self.format.joints[joint], np.int32)
     return _authored(ids, types.Author.FORCED)
 
   def observation(self, text: str) -> np.ndarray:
@@ -121,16 +138,16 @@ class Template:
 
     The joint differs from `header(joint)` where it shares a token with text.
     """
-    header, said = self._format.observation(joint, text)
+    header, said = self.format.observation(joint, text)
     return np.asarray(header, np.int32), np.asarray(said, np.int32)
 
   def user_turn(self, text: str) -> np.ndarray:
     """Tokens of a later user turn, which no text in it can end or forge."""
-    return np.asarray(self._format.user_turn(text), np.int32)
+    return np.asarray(self.format.user_turn(text), np.int32)
 
   def action(self, text: str) -> np.ndarray:
     """Tokens of a recorded action: rendered tool calls, or a reply."""
-    return np.asarray(self._format.action(text), np.int32)
+    return np.asarray(self.format.action(text), np.int32)
 
   def demonstration(self, demo: types.Demonstration) -> Span:
     """A recorded attempt as one row: (ids [T] int32, authors [T] int8)."""
@@ -188,7 +205,7 @@ class Template:
 
   def observation_text(self, ids: Sequence[int]) -> str:
     """What an observation says, without its tags where they are whole."""
-    return self._format.observation_text(self.text(ids))
+    return self.format.observation_text(self.text(ids))
 
   def read(self, tokens: np.ndarray, authors: np.ndarray) -> Reading:
     """Reads a row of ACT back, by authors alone."""
@@ -228,7 +245,7 @@ class Template:
     )
 
   def _calls(self, text: str) -> list[types.ToolCall | types.ParseError]:
-    return self._format.calls(text, parallel=self._parallel)
+    return self.format.calls(text, parallel=self._parallel)
 
   def _spoken(self, ids: Sequence[int]) -> list[int]:
     """An action without its thoughts; one left open hides all but the stop."""
@@ -241,7 +258,7 @@ class Template:
       is_thought = is_thought and i != closing
     return spoken
 
-  def _opening(self, instruction, notes, tools, system) -> formats.Opening:
+  def opening(self, instruction, notes, tools, system) -> formats.Opening:
     return formats.Opening(
       instruction=instruction,
       notes=notes,
@@ -250,7 +267,7 @@ class Template:
       system=system,
     )
 
-  def _turns(self, demo: types.Demonstration) -> list[formats.Turn]:
+  def turns(self, demo: types.Demonstration) -> list[formats.Turn]:
     """What was said after the prompt of a recorded attempt."""
     turns, turn, open_calls = [], 0, 0
 
@@ -277,33 +294,28 @@ class Template:
 
   def _stream(self, demo: types.Demonstration) -> list[Span]:
     """What follows the prompt of a recorded attempt, joints included."""
-    return self._spans(self._turns(demo), types.Author.USER)
-
-  def _spans(
-    self, turns: Sequence[formats.Turn], before: types.Author
-  ) -> list[Span]:
-    """Turns with the joints between them, after a turn of `before`.
-
-    The joint before a first action is taken to be there.
-    """
-    spans = []
-    for i, turn in enumerate(turns):
-      if turn.author == types.Author.WORLD:
-        called = before == types.Author.ACT
-        joint = formats.Joint.CALLED if called else formats.Joint.AGAIN
-        header, said = self.answered(joint, turn.text)
-        spans.append(_authored(header, types.Author.FORCED))
-      elif turn.author == types.Author.USER:
-        said = self.user_turn(turn.text)
-      else:
-        asked = before == types.Author.USER
-        joint = formats.Joint.ASKED if asked else formats.Joint.ANSWERED
-        if i:
-          spans.append(self.header(joint))
-        said = self.action(turn.text)
-      spans.append(_authored(said, turn.author))
+    spans, before = [], types.Author.USER
+    for turn in self.turns(demo):
+      spans += self.spans(turn, before)
       before = turn.author
-    return spans
+    return spans[1:]  # the first joint is the prompt's
+
+  def spans(self, turn: formats.Turn, before: types.Author) -> list[Span]:
+    """A turn after one of `before`, behind the joint, if there is one."""
+    joints = formats.Joint
+    if turn.author == types.Author.USER:
+      return [_authored(self.user_turn(turn.text), turn.author)]
+    if turn.author == types.Author.WORLD:
+      called = before == types.Author.ACT
+      joint, ids = self.answered(
+        joints.CALLED if called else joints.AGAIN, turn.text
+      )
+      header = _authored(joint, types.Author.FORCED)
+    else:
+      asked = before == types.Author.USER
+      header = self.header(joints.ASKED if asked else joints.ANSWERED)
+      ids = self.action(turn.text)
+    return [header, _authored(ids, turn.author)]
 
 
 def join(spans: Sequence[Span]) -> Span:
