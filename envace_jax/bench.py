@@ -161,8 +161,9 @@ def sampled_workloads(config, model, mesh) -> dict[str, Workload]:
 
   def rehearse():
     state = on_device.run(
-      *opening(scripted.ACT_HEADER), settings, scripted.HEADER_R,
-      np.int32(scripted.CALL), np.int32(c.max_steps),
+      *opening(scripted.ACT_HEADER), settings, scripted.HEADER_RW,
+      np.ones(2, np.int32), np.asarray([scripted.CALL], np.int32),
+      np.int32(c.max_steps),
       group_size=rl.group_size, ladder=decoder.ladder,
       filtered=decoder.filtered,
     )  # fmt: skip

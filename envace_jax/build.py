@@ -50,7 +50,7 @@ class Setup:
     refusals.validate(config, pretrained.architecture(config, path))
     self.config, self.path = config, path
     self._published = pretrained.keep(config, path)
-    self.data = datasets.prepare(config, path)
+    self.data = datasets.prepare(config, path, self._published)
     self.rows = datasets.rows(
       self.data,
       config.rollout.max_row_tokens,
@@ -60,11 +60,11 @@ class Setup:
     self.mesh = sharding.make_mesh(**config.mesh.to_dict())
     self.model = components.model(
       config,
-      self.data.tokenizer.vocab_size,
+      self.data.words.tokenizer.vocab_size,
       self._published and self._published.config,
     )
     self.decoder = components.decoder(
-      config, self.model, self.data.template.stop_id
+      config, self.model, self.data.template.stop_ids
     )
     self._check_user_turns()
     longest = datasets.longest_prompt(self.data)
@@ -164,7 +164,7 @@ class Setup:
     left_out = views * len(self.data.demonstrations) - len(self.rows)
     return (
       f'{transformer.num_params(shapes):,} parameters, '
-      f'{self.data.tokenizer.vocab_size} pieces, '
+      f'{self.data.words.tokenizer.vocab_size} pieces, '
       f'{len(self.data.tasks["train"])} training tasks, '
       f'{len(self.rows)} rows of demonstrations ({left_out} too long), '
       f'{self.mesh.size} device(s)'
@@ -288,7 +288,7 @@ class Setup:
   def _rehearse_prompt(self, step: int) -> rehearse_prompt.RehearsePrompt:
     c = self.config.prompt.rehearse
     return rehearse_prompt.RehearsePrompt(
-      template=datasets.template(self.config, self.data.tokenizer, c.tools),
+      template=datasets.template(self.config, self.data.words, c.tools),
       instructions=c.instructions,
       records=c.records,
       max_records=c.max_records,

@@ -191,7 +191,7 @@ def export(workdir: str, out: str) -> int:
       network,
       dataclasses.replace(shape, lora=None),
       setup.data.template,
-      setup.data.tokenizer,
+      setup.data.words.tokenizer,
       setup.path,
       folder,
       setup.config.pretrained.dtype,

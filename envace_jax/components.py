@@ -5,6 +5,7 @@ reader and one meaning. A component refuses what it cannot be; what options
 forbid each other is in `refusals`.
 """
 
+from collections.abc import Mapping
 import dataclasses
 
 import ml_collections
@@ -71,7 +72,7 @@ def model(
 def decoder(
   config: ml_collections.ConfigDict,
   network: transformer.Transformer,
-  stop_id: int,
+  stop_ids: Mapping[types.Role, tuple[int, ...]],
 ) -> generator.Decoder:
   """How episodes are sampled while training."""
   c = config.rollout
@@ -88,8 +89,8 @@ def decoder(
     ),
     act=samplers.SamplerConfig(**c.act.to_dict()),
     rehearse=samplers.SamplerConfig(**c.rehearse.to_dict()),
-    act_stop_ids=(stop_id,),
-    rehearse_stop_ids=(stop_id,),
+    act_stop_ids=stop_ids[types.Role.ACT],
+    rehearse_stop_ids=stop_ids[types.Role.REHEARSE],
     prompt_tokens=c.prompt_tokens,
     widths=tuple(c.widths),
     ladder=tuple(c.ladder),

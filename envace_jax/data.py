@@ -2,8 +2,9 @@
 
 Prepared once per workdir: MiniDesk tasks and demonstrations are generated, or
 the user's files are read, stored as a TFDS dataset, and a tokenizer is trained
-on the demonstrations' texts. A restart reads what is there; of the user's files
-it compares JSONL of ours, and needs published samples no more.
+on the demonstrations' texts, where a published checkpoint does not bring one. A
+restart reads what is there; of the user's files it compares JSONL of ours, and
+needs published samples no more.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +28,15 @@ from envace_jax.envs import (
 )
 from envace_jax.rewards import checklist
 from envace_jax.tasks import dataset
+from envace_jax.text import (
+  chat_format,
+  fast_tokenizer,
+  formats,
+  recorded_rows,
+)
 from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers
+from envace_jax.weights import pretrained as weights
 
 GENERATED = ('small', 'resampled')  # values of data.world that need no files
 SPLITS = desk_tasks.SPLITS
@@ -38,39 +46,53 @@ _DEMONSTRATIONS = 'demonstrations'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Words:
+  """A vocabulary, and the chat format that goes with it."""
+
+  tokenizer: tokenizers.Tokenizer
+  row_format: formats.Format
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Data:
   """What training and evaluation are made of."""
 
   tasks: dict[str, list[types.Task]]  # by split, in order
   demonstrations: list[types.Demonstration]
-  tokenizer: tokenizers.Tokenizer
+  words: Words
   template: templates.Template
   # None: no task says where it can be executed, so nothing can be measured
   # for real.
   make_environment: Callable[[], envs.Environment] | None
 
 
-def prepare(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> Data:
+def prepare(
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  published: weights.Pretrained | None = None,
+) -> Data:
   """Reads the workdir's data, making it first where it is missing.
+
+  The words are those of `published`, the run's own copy, where it has one.
 
   Raises:
     UserError: a user's file is wrong, or a split is empty.
   """
   directory = workdir / 'data'
   try:
-    records = _stored(config, directory)
+    records = _stored(config, directory, published)
     tasks = {split: records[split] for split in SPLITS}
     for task in (task for split in tasks.values() for task in split):
       checklist.validate_task(task)
   except (ValueError, OSError) as error:
     raise errors.UserError(f'data: {error}') from error
   demonstrations = records[_DEMONSTRATIONS]
-  tokenizer = _tokenizer(config, directory, demonstrations)
+  words = _words(config, directory, demonstrations, published)
   return Data(
     tasks=tasks,
     demonstrations=demonstrations,
-    tokenizer=tokenizer,
-    template=template(config, tokenizer, config.prompt.tools),
+    words=words,
+    template=template(config, words, config.prompt.tools),
     make_environment=_environment(config, tasks),
   )
 
@@ -96,13 +118,15 @@ def desk_config(config: ml_collections.ConfigDict) -> desk_data.DeskConfig:
 
 
 def template(
-  config: ml_collections.ConfigDict,
-  tokenizer: tokenizers.Tokenizer,
-  tools: str,
+  config: ml_collections.ConfigDict, words: Words, tools: str
 ) -> templates.Template:
-  """The row format; prompts say of the tools what `tools` says."""
-  parallel = config.rollout.max_parallel_calls > 1
-  return templates.Template(tokenizer, tools, parallel=parallel)
+  """How rows are written; prompts say of the tools what `tools` says."""
+  return templates.Template(
+    words.tokenizer,
+    tools,
+    parallel=config.rollout.max_parallel_calls > 1,
+    row_format=words.row_format,
+  )
 
 
 def rows(
@@ -122,7 +146,7 @@ def rows(
   made = []
   for demo in data.demonstrations:
     if rehearse_prompt is None:
-      made.append(data.template.demonstration(demo))
+      made += recorded_rows.rows(data.template, demo)
       continue
     task = tasks[demo.task_id]
     act_prompt = data.template.prompt(
@@ -149,7 +173,9 @@ def longest_prompt(data: Data) -> int:
   )
 
 
-def _stored(config, directory: pathlib.Path) -> dict[str, list]:
+def _stored(
+  config, directory: pathlib.Path, published_policy
+) -> dict[str, list]:
   """All records by split, from a TFDS dataset that is written if missing."""
   c = config.data
   if c.world == 'jsonl':
@@ -165,7 +191,7 @@ def _stored(config, directory: pathlib.Path) -> dict[str, list]:
     stored = dataset.find_dataset(directory, _DATASET)
     if stored is None:
       if c.world == 'published':
-        records = _read_published(config, directory)
+        records = _read_published(config, directory, published_policy)
       else:
         records = _generate(config)
       stored = dataset.write_dataset(directory, _DATASET, records)
@@ -201,13 +227,15 @@ def _generate(config) -> dict[str, Sequence]:
   return {**made, _DEMONSTRATIONS: demonstrations}
 
 
-def _read_published(config, directory: pathlib.Path) -> dict[str, Sequence]:
+def _read_published(
+  config, directory: pathlib.Path, published_policy
+) -> dict[str, Sequence]:
   """The user's samples; what was lost is written down before they are."""
 
   def too_long_after(demonstrations) -> published.TooLong:
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(config, directory, demonstrations)
-    return lambda task: _too_long(config, tokenizer, task)
+    words = _words(config, directory, demonstrations, published_policy)
+    return lambda task: _too_long(config, words, task)
 
   loaded = published.read(
     config.data.files, SPLITS, too_long_after, strict=config.data.strict
@@ -219,7 +247,7 @@ def _read_published(config, directory: pathlib.Path) -> dict[str, Sequence]:
   return tasks | {_DEMONSTRATIONS: loaded['train'].demonstrations}
 
 
-def _too_long(config, tokenizer: tokenizers.Tokenizer, task: types.Task) -> str:
+def _too_long(config, words: Words, task: types.Task) -> str:
   """Which of a task's prompts does not fit, '' if all do."""
   rollout, prompt = config.rollout, config.prompt
   prompts = [('prompt_tokens', prompt.tools, task.system)]
@@ -227,7 +255,7 @@ def _too_long(config, tokenizer: tokenizers.Tokenizer, task: types.Task) -> str:
     c = prompt.rehearse
     prompts.append(('rehearse_prompt_tokens', c.tools, c.instructions))
   for limit, tools, system in prompts:
-    rows = template(config, tokenizer, tools)
+    rows = template(config, words, tools)
     ids, _ = rows.prompt(task.instruction, '', task.tools, system)
     if len(ids) > rollout[limit]:
       return f'{len(ids)} tokens are more than rollout.{limit}={rollout[limit]}'
@@ -281,8 +309,15 @@ def _desk_of(config, task: types.Task) -> desk_data.DeskConfig | None:
     raise errors.UserError(f'task {task.id}: {error}') from error
 
 
-def _tokenizer(config, directory, demonstrations) -> tokenizers.Tokenizer:
-  """The stored tokenizer, trained first where there is none."""
+def _words(config, directory, demonstrations, published_policy) -> Words:
+  """Those of the published policy, or ours, learned first where they are not."""
+  if published_policy is not None:
+    folder = published_policy.path
+    tokenizer = fast_tokenizer.load(folder, published_policy.config.vocab_size)
+    row_format = chat_format.from_directory(
+      folder, tokenizer, thinking=config.prompt.thoughts
+    )
+    return Words(tokenizer=tokenizer, row_format=row_format)
   path = directory / TOKENIZER_FILE
   if not path.exists():
     texts = [text for demo in demonstrations for text in _texts(demo)]
@@ -294,7 +329,8 @@ def _tokenizer(config, directory, demonstrations) -> tokenizers.Tokenizer:
     partial = path.with_name(path.name + '.partial')
     trained.save(str(partial))
     partial.replace(path)
-  return tokenizers.load(str(path))
+  tokenizer = tokenizers.load(str(path))
+  return Words(tokenizer=tokenizer, row_format=formats.Own(tokenizer))
 
 
 def _texts(demo: types.Demonstration) -> list[str]:

@@ -6,7 +6,7 @@ itself, when it is made; here they are all made once.
 
 import ml_collections
 
-from envace_jax import components, errors
+from envace_jax import components, errors, types
 from envace_jax.learning import kl, surrogates
 from envace_jax.model import config as model_config
 from envace_jax.model import sharding
@@ -122,7 +122,9 @@ def validate(
   try:  # what the components themselves refuse
     sharding.make_mesh(**config.mesh.to_dict())
     network = components.model(config, config.data.vocab_size, published)
-    components.decoder(config, network, stop_id=0)
+    components.decoder(
+      config, network, stop_ids={role: (0,) for role in types.Role}
+    )
     components.private_settings(config)
     components.policy_loss(config)
     components.reward_rule(config)

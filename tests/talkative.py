@@ -8,12 +8,18 @@ from envace_jax.model import config as config_lib
 from envace_jax.model import transformer
 from envace_jax.rollout import alternation, episodes
 from envace_jax.sampling import generator, keys, samplers
+from envace_jax.text import formats
 from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers
 from envace_jax.worlds import answers
 
 NO_RULES = alternation.Rules()
 TEMPLATE = templates.Template(tokenizers.ByteTokenizer())
+HEADERS = {
+  types.Role.ACT: TEMPLATE.header(formats.Joint.ANSWERED)[0][0],
+  types.Role.REHEARSE: TEMPLATE.header(formats.Joint.CALLED)[0][0],
+}
+END = TEMPLATE.stop_ids[types.Role.ACT]
 ANYTHING = answers.Answers(template=TEMPLATE, max_resamples=None)
 
 
@@ -83,8 +89,8 @@ def decoder_for(model, top_k=0, **limits):
     limits=types.Limits(**limits),
     act=samplers.SamplerConfig(temperature=0.9, top_k=top_k),
     rehearse=samplers.SamplerConfig(temperature=1.3, top_k=top_k),
-    act_stop_ids=(TEMPLATE.stop_id,),
-    rehearse_stop_ids=(TEMPLATE.stop_id,),
+    act_stop_ids=END,
+    rehearse_stop_ids=END,
     prompt_tokens=20,
     widths=(4, 16),
     ladder=(*ladder, limits['max_row_tokens']),

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from talkative import decoder_for
+from talkative import HEADERS, decoder_for
 
 from envace_jax import types
 from envace_jax.rollout import alternation, episodes
@@ -32,6 +32,10 @@ class ScriptedSession:
     self._rows = [([*ids], [*authors]) for ids, authors in spans]
     self._left = [list(texts) for texts in self.script]
     self.sampled_B = np.zeros(len(spans), int)
+
+  @property
+  def lengths(self):
+    return [len(ids) for ids, _ in self._rows]
 
   def room(self, row):
     return self.capacity - len(self._rows[row][0])
@@ -169,7 +173,7 @@ def test_the_user_speaks_again(monkeypatch):
   ]
   assert spoken == [f'<|user|>{turn}<|end|>' for turn in turns]
   user = row.tokens[row.authors == A.USER]
-  assert not np.isin(user, list(TEMPLATE.header_ids.values())).any()
+  assert not np.isin(user, list(HEADERS.values())).any()
 
 
 def test_a_world_hears_all_but_its_own_words(monkeypatch):
@@ -187,7 +191,7 @@ def test_a_world_hears_all_but_its_own_words(monkeypatch):
   np.testing.assert_array_equal(ids, row.tokens[start:][mine][: len(ids)])
   np.testing.assert_array_equal(authors, row.authors[start:][mine][: len(ids)])
   assert {A(a) for a in authors} == {A.ACT, A.FORCED, A.USER}
-  assert ids[-1] == TEMPLATE.header_ids[types.Role.REHEARSE]
+  assert ids[-1] == HEADERS[types.Role.REHEARSE]
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,8 @@ def assert_same(left, right):
   assert left.tasks == right.tasks
   assert left.demonstrations == right.demonstrations
   text = left.demonstrations[0].instruction
-  assert left.tokenizer.encode(text) == right.tokenizer.encode(text)
-  assert left.tokenizer.vocab_size == right.tokenizer.vocab_size
+  assert left.words.tokenizer.encode(text) == right.words.tokenizer.encode(text)
+  assert left.words.tokenizer.vocab_size == right.words.tokenizer.vocab_size
 
 
 def test_a_restart_reads_what_was_written(prepared):
@@ -110,7 +110,7 @@ def test_users_files_give_the_same_tasks(prepared, jsonl, tmp_path):
   assert data.prepare(config, tmp_path).tasks == read.tasks
   # The words come from the user's demonstrations alone.
   text = read.demonstrations[3].instruction
-  assert read.tokenizer.decode(read.tokenizer.encode(text)) == text
+  assert read.words.tokenizer.decode(read.words.tokenizer.encode(text)) == text
 
 
 def test_changed_files_are_noticed(prepared, jsonl, tmp_path):

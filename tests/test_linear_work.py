@@ -34,7 +34,11 @@ def policy():
     [control['<|act|>'], control['<tool_call>'], *tokenizer.encode('ace')],
     [control['<|rehearse|>'], *tokenizer.encode('bdfh')],
   ):
-    successor |= dict(zip(chain, [*chain[1:], TEMPLATE.stop_id], strict=True))
+    successor |= dict(
+      zip(
+        chain, [*chain[1:], TEMPLATE.stop_ids[types.Role.ACT][0]], strict=True
+      )
+    )
   model = transformer.Transformer(
     config_lib.TransformerConfig(
       vocab_size=tokenizer.vocab_size,

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import talkative
+from talkative import HEADERS
 
 from envace_jax import types
 from envace_jax.rollout import alternation, per_action
@@ -57,7 +58,7 @@ class Imagination:
       self.drawn.append(text)
       ids = TEMPLATE.action(text)
     else:
-      assert self.tokens[-1] == TEMPLATE.header_ids[types.Role.REHEARSE]
+      assert self.tokens[-1] == HEADERS[types.Role.REHEARSE]
       answers = self.answers[self.drawn[-1]] if self.drawn else self.answers
       answers.append(answers.pop(0))
       ids = TEMPLATE.observation(answers[-1])
@@ -146,7 +147,7 @@ class Executed:
 def respond(name, answers, max_refused=0.5):
   session = Imagination([], [])
   session.answers = list(answers)
-  session.extend(0, [TEMPLATE.header_ids[types.Role.REHEARSE]], [A.FORCED])
+  session.extend(0, [HEADERS[types.Role.REHEARSE]], [A.FORCED])
   before = list(session.tokens)
   inner = Executed()
   world = gated.GatedWorld(
@@ -208,7 +209,7 @@ def test_a_real_policy_leaves_no_trace_and_pays_for_every_draw(policy):
   assert (spent > [len(said.ids) for said in chosen.values()]).all()
 
   # What follows is what a row extended by the same words would say.
-  header = [TEMPLATE.header_ids[types.Role.REHEARSE]]
+  header = [HEADERS[types.Role.REHEARSE]]
   plain = opened()
   for row in rows:
     plain.extend(row, chosen[row].ids, [A.ACT] * len(chosen[row].ids))
@@ -232,7 +233,7 @@ def test_expectations_are_as_many_as_asked_and_differ(policy):
     1,
     row_keys,
   )
-  header = np.array([TEMPLATE.header_ids[types.Role.REHEARSE]])
+  header = np.array([HEADERS[types.Role.REHEARSE]])
   session.extend(0, header, np.array([A.FORCED], np.int8))
   length = int(session.lengths[0])
   expected = foresight.expect(session, TEMPLATE, [0], 8)[0]

@@ -303,18 +303,22 @@ def setup(tmp_path_factory):
 def network(setup, action, answer):
   """Says one letter as ACT, after a tool call's marker, one as REHEARSE."""
   template = setup.data.template
-  control = setup.data.tokenizer.control
+  control = setup.data.words.tokenizer.control
   successor = {}
   for chain in (
     [control['<|act|>'], control['<tool_call>'], *letter(setup, action)],
     [control['<|rehearse|>'], *letter(setup, answer)],
   ):
-    successor |= dict(zip(chain, [*chain[1:], template.stop_id], strict=True))
+    successor |= dict(
+      zip(
+        chain, [*chain[1:], template.stop_ids[types.Role.ACT][0]], strict=True
+      )
+    )
   return scripted.params(setup.model, successor)
 
 
 def letter(setup, text):
-  (piece,) = setup.data.tokenizer.encode(text)
+  (piece,) = setup.data.words.tokenizer.encode(text)
   return [piece]
 
 

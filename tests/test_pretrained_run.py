@@ -131,7 +131,9 @@ def test_what_is_exported_is_what_was_trained(trained, tmp_path):
   tokenizer = transformers.AutoTokenizer.from_pretrained(out)
   texts = ['Cancel order O12.', 'Ana: "50 %"\n', 'x']
   rows = [tokenizer(text)['input_ids'] for text in texts]
-  assert rows == [loaded.setup.data.tokenizer.encode(text) for text in texts]
+  assert rows == [
+    loaded.setup.data.words.tokenizer.encode(text) for text in texts
+  ]
   theirs = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
   for ids in rows:
     ids = np.asarray([ids], np.int32)

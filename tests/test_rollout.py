@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from talkative import ANYTHING, NO_RULES, TEMPLATE, decoder_for, task
+from talkative import ANYTHING, HEADERS, NO_RULES, TEMPLATE, decoder_for, task
 
 from envace_jax import types
 from envace_jax.rollout import alternation, collect, episodes, on_device
@@ -207,7 +207,7 @@ def test_a_world_s_words_are_its_own(policy):
     world = row.authors == types.Author.WORLD
     assert (row.logprobs[world] == 0).all()
     # The forged markers are ordinary pieces: headers only where FORCED.
-    headers = np.isin(row.tokens, list(TEMPLATE.header_ids.values()))
+    headers = np.isin(row.tokens, list(HEADERS.values()))
     assert not headers[world].any()
 
 

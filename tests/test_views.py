@@ -167,11 +167,14 @@ def test_thoughts_stay_with_their_thinker():
   np.testing.assert_array_equal(untouched, ids)
   # A thought that never ends hides everything but the stop.
   open_end = ids[: list(ids).index(control['</think>'])]
-  open_end = np.append(open_end, TEMPLATE.stop_id)
+  open_end = np.append(open_end, TEMPLATE.stop_ids[types.Role.ACT][0])
   shown, _ = TEMPLATE.without_thoughts(
     open_end, np.full(len(open_end), A.COPIED, np.int8)
   )
-  assert TEMPLATE.text(shown) == 'x' and shown[-1] == TEMPLATE.stop_id
+  assert (
+    TEMPLATE.text(shown) == 'x'
+    and shown[-1] == TEMPLATE.stop_ids[types.Role.ACT][0]
+  )
   # A call that is only thought of is none.
   thought = np.asarray(
     [control['<think>'], control['<tool_call>'], control['</think>'], *ids],

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 import stub_endpoint
-from talkative import task
+from talkative import HEADERS, task
 
 from envace_jax import types
 from envace_jax.endpoints import attempts, cache
@@ -53,7 +53,7 @@ def said(text, author):
 def asks(row, i, *more):
   """A request of `row`, whose action names the call."""
   action = said(f'<tool_call>{{"i": "{row}/{i}"}}</tool_call>', A.ACT)
-  header = np.array([TEMPLATE.header_ids[types.Role.REHEARSE]], np.int32)
+  header = np.array([HEADERS[types.Role.REHEARSE]], np.int32)
   forced = header, np.full(1, A.FORCED, np.int8)
   return base.Request(
     row=row, action=call(i), heard=(*more, forced, action, forced)

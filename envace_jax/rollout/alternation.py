@@ -16,8 +16,8 @@ import numpy as np
 from envace_jax import types
 from envace_jax.rollout import episodes
 from envace_jax.sampling import generator
+from envace_jax.text import formats, tool_calls
 from envace_jax.text import template as templates
-from envace_jax.text import tool_calls
 from envace_jax.worlds import base as worlds
 
 
@@ -82,6 +82,7 @@ def run_episodes(
     B finished episodes, in the order of `attempts`.
   """
   tasks = [attempt.task for attempt in attempts]
+  template.refuse_breaks(user_turns=any(task.user_turns for task in tasks))
   batch = worlds.Batch(tasks=tasks, prompts=prompts, row_keys=row_keys)
   session = generator.Session(
     decoder, params, prompts, batch.group_size, row_keys
@@ -116,6 +117,8 @@ class _RowState:
   turn: int = 0
   calls: list = dataclasses.field(default_factory=list)  # yet to be answered
   heard: list = dataclasses.field(default_factory=list)  # see worlds.Request
+  joint: formats.Joint = formats.Joint.CALLED  # before the open observation
+  before_joint: int = 0  # the row's length there
   stop: types.StopReason | None = None
 
 
@@ -141,6 +144,7 @@ class _Loop:
         continue
       if self._template.is_call(said.ids):
         state.calls = self._template.calls(said.ids)
+        state.joint = formats.Joint.CALLED
         if len(state.calls) > self._limits.max_parallel_calls:
           state.stop = types.StopReason.PARALLEL_CALLS
         elif state.actions >= self._limits.max_actions:
@@ -158,7 +162,8 @@ class _Loop:
       if not state.calls:
         continue
       state.stop = self._stop_of_call(row)
-      if state.stop is None and not self._header(row, types.Role.REHEARSE):
+      state.before_joint = int(self._session.lengths[row])
+      if state.stop is None and not self._header(row, state.joint):
         state.stop = types.StopReason.CONTEXT_FULL
       if state.stop is None:
         requests.append(
@@ -178,9 +183,10 @@ class _Loop:
     if state.stop is not None:
       return
     state.steps += 1
+    state.joint = formats.Joint.AGAIN
     if self._rules.upstream_termination and self._is_fatal(response):
       state.stop = types.StopReason.TOOL_ERROR
-    elif not state.calls and not self._header(row, types.Role.ACT):
+    elif not state.calls and not self._header(row, formats.Joint.ANSWERED):
       state.stop = types.StopReason.CONTEXT_FULL
 
   def _next_turn(self, replied: Sequence[int]) -> None:
@@ -205,7 +211,7 @@ class _Loop:
         state.turn += 1
         ids = self._template.user_turn(text)
         says = self._say(row, ids, types.Author.USER)
-        if not says or not self._header(row, types.Role.ACT):
+        if not says or not self._header(row, formats.Joint.ASKED):
           state.stop = types.StopReason.CONTEXT_FULL
 
   def _allowed(self, rows: Sequence[int]) -> list[bool]:
@@ -247,8 +253,7 @@ class _Loop:
       return response.stop
     said = response.generation
     if said is None:
-      ids = self._template.observation(response.text)
-      return self._hand_over(row, ids, types.Author.WORLD)
+      return self._hand_over_text(row, response.text)
     if response.in_own_row:
       stop = self._hand_over(row, said.ids, types.Author.COPIED)
       if stop is not None:
@@ -266,9 +271,21 @@ class _Loop:
     self._session.extend(row, ids, _all(ids, author))
     return None
 
-  def _header(self, row: int, role: types.Role) -> bool:
-    """Opens `role`'s turn; False when nothing can follow the header."""
-    ids = np.asarray([self._template.header_ids[role]], np.int32)
+  def _hand_over_text(self, row: int, text: str) -> types.StopReason | None:
+    """Puts somebody's words into ACT's row, as if encoded with the joint."""
+    state = self.rows[row]
+    joint, ids = self._template.answered(state.joint, text)
+    standing, _ = self._template.header(state.joint)
+    if not np.array_equal(joint, standing):  # they share a token
+      self._session.rewind({row: state.before_joint})
+      stop = self._hand_over(row, joint, types.Author.FORCED)
+      if stop is not None:
+        return stop
+    return self._hand_over(row, ids, types.Author.WORLD)
+
+  def _header(self, row: int, joint: formats.Joint) -> bool:
+    """Opens the next turn; False when nothing can follow its header."""
+    ids, _ = self._template.header(joint)
     return (
       self._say(row, ids, types.Author.FORCED) and self._session.room(row) > 0
     )

@@ -25,6 +25,7 @@ from envace_jax import types
 from envace_jax.model import transformer
 from envace_jax.rollout import episodes
 from envace_jax.sampling import decode, generator
+from envace_jax.text import formats
 from envace_jax.text import template as templates
 from envace_jax.worlds import base as worlds
 
@@ -44,9 +45,9 @@ _CODE = {reason: code for code, reason in enumerate(STOP_REASONS)}
 class EpisodeState:
   decode: decode.DecodeState
   role: jax.Array  # [B] int32, whose generation is under way
-  needs_header: jax.Array  # [B] bool, the next token is the role's header
+  forced: jax.Array  # [B] int32, tokens of the role's header yet to come
   new_tokens: jax.Array  # [B] int32, tokens of this generation so far
-  is_call: jax.Array  # [B] bool, this action contains the call marker
+  is_call: jax.Array  # [B] bool, the call marker stands in this action
   steps: jax.Array  # [B] int32, answered calls
   stop: jax.Array  # [B] int32, index into STOP_REASONS
 
@@ -76,8 +77,9 @@ def rehearse_episodes(
   Returns:
     P * group_size finished episodes, group by group.
   """
+  template.refuse_breaks(user_turns=False)
   ids_PW, authors_PW, count_P = generator.pad_prompts(decoder, prompts)
-  header_R = np.asarray([template.header_ids[role] for role in types.Role])
+  header_RW, header_count_R = headers(template)
   state = run(
     decoder.model,
     params,
@@ -86,12 +88,14 @@ def rehearse_episodes(
     count_P,
     row_keys,
     decoder.settings(),
-    header_R.astype(np.int32),
-    np.int32(template.call_id),
+    header_RW,
+    header_count_R,
+    np.asarray(template.marker.ids, np.int32),
     np.int32(decoder.limits.max_steps),
     group_size=group_size,
     ladder=decoder.ladder,
     filtered=decoder.filtered,
+    marker_at_start=template.marker.at_start,
   )
   tokens, authors, logprobs, length, stop = jax.device_get(
     (
@@ -119,10 +123,23 @@ def rehearse_episodes(
   ]
 
 
+def headers(template: templates.Template) -> tuple[np.ndarray, np.ndarray]:
+  """What opens each role's later turns: ids [R, W], padded, and counts [R]."""
+  spans = [
+    template.header(joint)[0]
+    for joint in (formats.Joint.ANSWERED, formats.Joint.CALLED)
+  ]
+  count_R = np.asarray([len(ids) for ids in spans], np.int32)
+  header_RW = np.zeros((len(spans), max(1, count_R.max())), np.int32)
+  for role, ids in enumerate(spans):
+    header_RW[role, : len(ids)] = ids
+  return header_RW, count_R
+
+
 @functools.partial(
   jax.jit,
   static_argnums=0,
-  static_argnames=('group_size', 'ladder', 'filtered'),
+  static_argnames=('group_size', 'ladder', 'filtered', 'marker_at_start'),
 )
 def run(
   model: transformer.Transformer,
@@ -132,13 +149,15 @@ def run(
   count_P: jax.Array,
   row_keys: jax.Array,
   settings: decode.RoleSettings,
-  header_R: jax.Array,
-  call_id: jax.Array,
+  header_RW: jax.Array,
+  header_count_R: jax.Array,
+  marker_M: jax.Array,
   max_steps: jax.Array,
   *,
   group_size: int,
   ladder: tuple[int, ...],
   filtered: bool,
+  marker_at_start: bool = False,
 ) -> EpisodeState:
   """The program: prefill once per prompt, then decode rung by rung."""
   rungs = [rung for rung in ladder if rung > ids_PW.shape[1]]
@@ -157,7 +176,7 @@ def run(
   state = EpisodeState(
     decode=rows,
     role=zeros_B,
-    needs_header=zeros_B > 0,  # prompts end in the first header
+    forced=zeros_B,  # prompts end in the first header
     new_tokens=zeros_B,
     is_call=zeros_B > 0,
     steps=zeros_B,
@@ -168,8 +187,10 @@ def run(
     model=model,
     params=params,
     settings=settings,
-    header_R=header_R,
-    call_id=call_id,
+    header_RW=header_RW,
+    header_count_R=header_count_R,
+    marker_M=marker_M,
+    marker_at_start=marker_at_start,
     max_steps=max_steps,
     filtered=filtered,
   )
@@ -190,8 +211,10 @@ def _advance(
   model,
   params,
   settings,
-  header_R,
-  call_id,
+  header_RW,
+  header_count_R,
+  marker_M,
+  marker_at_start,
   max_steps,
   filtered,
 ) -> EpisodeState:
@@ -201,8 +224,10 @@ def _advance(
   sampled_B, logprob_B = decode.sample(
     logits_BV, rows, state.role, settings, filtered=filtered
   )
-  forced_B = state.needs_header
-  token_B = jnp.where(forced_B, header_R[state.role], sampled_B)
+  forced_B = state.forced > 0
+  # Of a header of n tokens, `forced` are left: the next is number n - forced.
+  place_B = header_count_R[state.role] - state.forced
+  token_B = jnp.where(forced_B, header_RW[state.role, place_B], sampled_B)
   author_B = jnp.where(
     forced_B,
     jnp.int8(types.Author.FORCED),
@@ -220,7 +245,10 @@ def _advance(
   new_B = state.new_tokens + sampled_B
   acts_B = state.role == types.Role.ACT
   ended_B = sampled_B & settings.stop[state.role, token_B]
-  is_call_B = state.is_call | (sampled_B & acts_B & (token_B == call_id))
+  marked_B = _ends_in(rows, marker_M) & (
+    new_B == len(marker_M) if marker_at_start else new_B >= len(marker_M)
+  )
+  is_call_B = state.is_call | (sampled_B & acts_B & marked_B)
   answered_B = ended_B & ~acts_B
   called_B = ended_B & acts_B & is_call_B
   cut_B = sampled_B & ~ended_B & (new_B >= settings.max_new[state.role])
@@ -238,12 +266,22 @@ def _advance(
   stop_B = state.stop
   for happened_B, reason in reasons:
     stop_B = jnp.where((stop_B == 0) & happened_B, _CODE[reason], stop_B)
+  role_B = jnp.where(turns_B, 1 - state.role, state.role)
+  left_B = jnp.where(turns_B, header_count_R[role_B], state.forced - forced_B)
   return EpisodeState(
     decode=rows,
-    role=jnp.where(turns_B, 1 - state.role, state.role),
-    needs_header=jnp.where(live_B, turns_B, forced_B),
+    role=role_B,
+    forced=jnp.where(live_B, left_B, state.forced),
     new_tokens=jnp.where(turns_B, 0, new_B),
     is_call=is_call_B & ~answered_B,
     steps=steps_B,
     stop=stop_B,
   )
+
+
+def _ends_in(rows: decode.DecodeState, marker_M: jax.Array) -> jax.Array:
+  """[B] bool: whether a row's last tokens are the marker."""
+  size = len(marker_M)
+  place_BM = rows.length[:, None] - size + jnp.arange(size)[None, :]
+  last_BM = jnp.take_along_axis(rows.tokens, jnp.maximum(place_BM, 0), axis=1)
+  return jnp.all(last_BM == marker_M[None, :], axis=1)

@@ -24,8 +24,8 @@ import numpy as np
 
 from envace_jax import types
 from envace_jax.sampling import generator
+from envace_jax.text import formats, tool_calls
 from envace_jax.text import template as templates
-from envace_jax.text import tool_calls
 from envace_jax.worlds import foresight
 
 _FINE = 'fine'
@@ -71,14 +71,11 @@ class Chooser:
 
   def _expect(self, session, said) -> dict[int, list[str]]:
     """Answers to what calls a tool; to the first call, where there are more."""
-    header = np.asarray(
-      [self._template.header_ids[types.Role.REHEARSE]], np.int32
-    )
+    header, forced = self._template.header(formats.Joint.CALLED)
     calling = []
     for row, action in said.items():
       calls = action.finished and self._template.is_call(action.ids)
       if calls and session.room(row) > len(header):
-        forced = np.full(len(header), types.Author.FORCED, np.int8)
         session.extend(row, header, forced)
         calling.append(row)
     return foresight.expect(

@@ -15,7 +15,7 @@ from envace_jax.model import transformer
 
 # The script's vocabulary; texts are written in the ids that follow.
 FILLER, ACT_HEADER, REHEARSE_HEADER, CALL, END, PING, PONG = range(7)
-HEADER_R = np.asarray([ACT_HEADER, REHEARSE_HEADER], np.int32)
+HEADER_RW = np.asarray([[ACT_HEADER], [REHEARSE_HEADER]], np.int32)
 TEXT = 7
 
 

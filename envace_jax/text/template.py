@@ -16,26 +16,25 @@ role's words are COPIED. Several calls of one action are answered one by one,
 each behind its own <|rehearse|>. Thoughts, between <think> and </think>, are
 part of an action and not of what others read of it.
 
-A role's stop token belongs to that role and is trained. Headers are single
-control pieces, which content can never encode to, so nothing a user or a tool
-writes can open a turn. Rows are only ever appended to: sampled ids are kept as
-they are and never decoded and encoded again.
+Shown are the pieces of our own format; those of pretrained models differ in
+words and joints alone (`text.formats`). A role's stop token belongs to that
+role and is trained. Joints hold control pieces, which content can never encode
+to, so nothing a user or a tool writes can open a turn. Rows are only ever
+appended to: sampled ids are kept as they are and never decoded and encoded
+again.
 """
 
 from collections.abc import Sequence
 import dataclasses
-import json
-import re
 
 import numpy as np
 
 from envace_jax import types
+from envace_jax.text import formats
 from envace_jax.text import tokenizer as tokenizers
-from envace_jax.text import tool_calls
 
 Span = tuple[np.ndarray, np.ndarray]  # ids [T] int32, authors [T] int8
 
-_THOUGHT_MARK = re.compile(f'({"|".join(tokenizers.THOUGHTS)})')
 TOOLS_IN_PROMPT = ('none', 'names', 'schemas')
 # Authors of observations in a row of ACT, and whose words they are.
 OBSERVING = {
@@ -56,7 +55,7 @@ class Reading:
 
 
 class Template:
-  """Binds a tokenizer to the row format above."""
+  """Binds a tokenizer and a format to rows as above."""
 
   def __init__(
     self,
@@ -64,29 +63,34 @@ class Template:
     tools: str = 'none',
     *,
     parallel: bool = False,
+    row_format: formats.Format | None = None,
   ):
     """Makes a template.
 
     Args:
-      tokenizer: supplies content pieces and the control pieces of CONTROL.
+      tokenizer: supplies content pieces and control pieces.
       tools: what a prompt says of the tools: 'none' (a fixed tool set that
         the policy has internalised), 'names' or full 'schemas'.
       parallel: an action may hold several calls; otherwise that is malformed.
+      row_format: words and joints, of this tokenizer; None: `formats.Own`.
     """
     if tools not in TOOLS_IN_PROMPT:
       raise ValueError(f'prompt.tools={tools!r}; use one of {TOOLS_IN_PROMPT}')
+    self.format = row_format or formats.Own(tokenizer)
+    if parallel and formats.Joint.AGAIN not in self.format.joints:
+      raise ValueError(
+        'this chat template cannot show several answers to one action; set '
+        'rollout.max_parallel_calls=1'
+      )
     self._tokenizer = tokenizer
     self._tools = tools
     self._parallel = parallel
-    control = tokenizer.control
+    self._thought_ids = tuple(map(tokenizer.control.get, tokenizers.THOUGHTS))
     self.pad_id = tokenizer.pad_id
-    self.call_id = control['<tool_call>']
-    self._thought_ids = tuple(control.get(name) for name in tokenizers.THOUGHTS)
-    self.stop_id = control['<|end|>']
-    self.header_ids = {
-      types.Role.ACT: control['<|act|>'],
-      types.Role.REHEARSE: control['<|rehearse|>'],
-    }
+    self.marker = self.format.marker
+    self.stop_ids = self.format.stop_ids
+    self.breaks = self.format.breaks
+    self._stops = {i for ids in self.stop_ids.values() for i in ids}
 
   def prompt(
     self,
@@ -96,56 +100,54 @@ class Template:
     system: str = '',
   ) -> Span:
     """Opens a row: (ids [T] int32, authors [T] int8), first header included."""
-    control, encode = self._tokenizer.control, self._tokenizer.encode
-    ids = []
-    if system:
-      ids += [control['<|system|>'], *encode(system), self.stop_id]
-    if self._tools != 'none':
-      functions = [tool['function'] for tool in tools]
-      if self._tools == 'names':
-        text = ', '.join(function['name'] for function in functions)
-      else:
-        text = json.dumps(functions, ensure_ascii=False)
-      ids += [control['<|tools|>'], *encode(text), self.stop_id]
-    ids += [control['<|user|>'], *encode(instruction), self.stop_id]
-    if notes:
-      ids += [control['<|notes|>'], *encode(notes), self.stop_id]
-    authors = [types.Author.PROMPT] * len(ids) + [types.Author.FORCED]
-    ids.append(self.header_ids[types.Role.ACT])
-    return _arrays(ids, authors)
+    opening = self.opening(instruction, notes, tools, system)
+    ids = np.asarray(self.format.prompt(opening, ()), np.int32)
+    prompt = _authored(ids, types.Author.PROMPT)
+    return join([prompt, self.header(formats.Joint.ASKED)])
+
+  def refuse_breaks(self, *, user_turns: bool) -> None:
+    """Refuses sampled episodes whose rows later prompts would not continue.
+
+    Raises:
+      ValueError: such a joint can come up.
+    """
+    if formats.Joint.ANSWERED in self.breaks:
+      raise ValueError(
+        'this chat template shows a call otherwise once it is answered, so '
+        'that an episode is no single row; turn thinking on'
+      )
+    if user_turns and formats.Joint.ASKED in self.breaks:
+      raise ValueError(
+        'this chat template shows a reply otherwise once the user speaks '
+        'again, so that an episode is no single row; use tasks of one turn'
+      )
+
+  def header(self, joint: formats.Joint) -> Span:
+    """The tokens that stand between two turns, FORCED."""
+    ids = np.asarray(self.format.joints[joint], np.int32)
+    return _authored(ids, types.Author.FORCED)
 
   def observation(self, text: str) -> np.ndarray:
     """Tokens of an observation somebody else wrote, stop token included."""
-    control = self._tokenizer.control
-    return np.asarray(
-      [
-        control['<tool_response>'],
-        *self._tokenizer.encode(text),
-        control['</tool_response>'],
-        self.stop_id,
-      ],
-      np.int32,
-    )
+    return self.answered(formats.Joint.CALLED, text)[1]
+
+  def answered(
+    self, joint: formats.Joint, text: str
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """A joint and the observation behind it, as if encoded in one go.
+
+    The joint differs from `header(joint)` where it shares a token with text.
+    """
+    header, said = self.format.observation(joint, text)
+    return np.asarray(header, np.int32), np.asarray(said, np.int32)
 
   def user_turn(self, text: str) -> np.ndarray:
     """Tokens of a later user turn, which no text in it can end or forge."""
-    control, encode = self._tokenizer.control, self._tokenizer.encode
-    return np.asarray(
-      [control['<|user|>'], *encode(text), self.stop_id], np.int32
-    )
+    return np.asarray(self.format.user_turn(text), np.int32)
 
   def action(self, text: str) -> np.ndarray:
     """Tokens of a recorded action: rendered tool calls, or a reply."""
-    control, encode = self._tokenizer.control, self._tokenizer.encode
-    opening, closing = tool_calls.CALL_OPEN, tool_calls.CALL_CLOSE
-    parts = tool_calls.split_calls(text)
-    if parts is None and text.startswith(opening) and text.endswith(closing):
-      parts = '', [text[len(opening) : -len(closing)]]  # a malformed call
-    before, bodies = parts or (text, [])
-    ids = self._encode_with_thoughts(before)
-    for body in bodies:
-      ids += [control[opening], *encode(body), control[closing]]
-    return np.asarray([*ids, self.stop_id], np.int32)
+    return np.asarray(self.format.action(text), np.int32)
 
   def demonstration(self, demo: types.Demonstration) -> Span:
     """A recorded attempt as one row: (ids [T] int32, authors [T] int8)."""
@@ -188,12 +190,12 @@ class Template:
 
   def is_call(self, ids: Sequence[int]) -> bool:
     """Whether an action asks for a tool; the on-device rule is the same."""
-    return self.call_id in ids
+    return self.marker.is_in(ids)
 
   def text(self, ids: Sequence[int]) -> str:
     """Readable text of a span, control pieces by name, stop token dropped."""
     ids = list(ids)
-    if ids and ids[-1] == self.stop_id:
+    if ids and ids[-1] in self._stops:
       ids.pop()
     return self._tokenizer.decode(ids)
 
@@ -203,11 +205,7 @@ class Template:
 
   def observation_text(self, ids: Sequence[int]) -> str:
     """What an observation says, without its tags where they are whole."""
-    text = self.text(ids)
-    opening, closing = '<tool_response>', '</tool_response>'
-    if text.startswith(opening) and text.endswith(closing):
-      return text[len(opening) : -len(closing)]
-    return text
+    return self.format.observation_text(self.text(ids))
 
   def read(self, tokens: np.ndarray, authors: np.ndarray) -> Reading:
     """Reads a row of ACT back, by authors alone."""
@@ -218,7 +216,7 @@ class Template:
       if author == types.Author.ACT:
         text, message = self.text(ids), message + 1
         calls = self.calls(ids) if self.is_call(ids) else []
-        if not calls and ids[-1] == self.stop_id:
+        if not calls and ids[-1] in self.stop_ids[types.Role.ACT]:
           replies.append(text)
       elif author == types.Author.USER:
         num_turns += 1
@@ -236,7 +234,7 @@ class Template:
     replied = (
       len(authors) > 0
       and authors[-1] == types.Author.ACT
-      and tokens[-1] == self.stop_id
+      and tokens[-1] in self.stop_ids[types.Role.ACT]
       and not calls
     )
     return Reading(
@@ -247,9 +245,7 @@ class Template:
     )
 
   def _calls(self, text: str) -> list[types.ToolCall | types.ParseError]:
-    if self._parallel:
-      return tool_calls.parse_actions(text)
-    return [tool_calls.parse_action(text)]
+    return self.format.calls(text, parallel=self._parallel)
 
   def _spoken(self, ids: Sequence[int]) -> list[int]:
     """An action without its thoughts; one left open hides all but the stop."""
@@ -257,61 +253,69 @@ class Template:
     spoken, is_thought = [], False
     for i in map(int, ids):
       is_thought = is_thought or i == opening
-      if not is_thought or i == self.stop_id:
+      if not is_thought or i in self._stops:
         spoken.append(i)
       is_thought = is_thought and i != closing
     return spoken
 
-  def _encode_with_thoughts(self, text: str) -> list[int]:
-    """Ids of what a recorded policy wrote, its marks of thinking as such."""
-    if None in self._thought_ids:
-      return self._tokenizer.encode(text)
-    ids = []
-    for part in _THOUGHT_MARK.split(text):
-      if part in tokenizers.THOUGHTS:
-        ids.append(self._tokenizer.control[part])
-      else:
-        ids += self._tokenizer.encode(part)
-    return ids
+  def opening(self, instruction, notes, tools, system) -> formats.Opening:
+    return formats.Opening(
+      instruction=instruction,
+      notes=notes,
+      tools=tools,
+      shown=self._tools,
+      system=system,
+    )
 
-  def _stream(self, demo: types.Demonstration) -> list[Span]:
-    """What follows the prompt of a recorded attempt, headers included."""
-    act = self._header(types.Role.ACT)
-    spans, turn, open_calls = [], 0, 0
+  def turns(self, demo: types.Demonstration) -> list[formats.Turn]:
+    """What was said after the prompt of a recorded attempt."""
+    turns, turn, open_calls = [], 0, 0
 
-    def end_turn():
-      reply, user = demo.turn_replies[turn], demo.user_turns[turn]
-      spans.extend(
-        [
-          _authored(self.action(reply), types.Author.ACT),
-          _authored(self.user_turn(user), types.Author.USER),
-          act,
-        ]
-      )
+    def say(author, text):
+      turns.append(formats.Turn(author=author, text=text))
+
+    def end_turns(until):
+      nonlocal turn
+      while turn < until:
+        say(types.Author.ACT, demo.turn_replies[turn])
+        say(types.Author.USER, demo.user_turns[turn])
+        turn += 1
 
     for step in demo.steps:
-      while turn < step.turn:
-        end_turn()
-        turn += 1
+      end_turns(step.turn)
       if not open_calls:
         open_calls = len(self._calls(step.action_text))
-        action = self.action(step.action_text)
-        spans.append(_authored(action, types.Author.ACT))
-      observation = self.observation(step.observation_text)
-      spans += [
-        self._header(types.Role.REHEARSE),
-        _authored(observation, types.Author.WORLD),
-      ]
+        say(types.Author.ACT, step.action_text)
+      say(types.Author.WORLD, step.observation_text)
       open_calls -= 1
-      if not open_calls:
-        spans.append(act)
-    while turn < len(demo.user_turns):
-      end_turn()
-      turn += 1
-    return [*spans, _authored(self.action(demo.reply), types.Author.ACT)]
+    end_turns(len(demo.user_turns))
+    say(types.Author.ACT, demo.reply)
+    return turns
 
-  def _header(self, role: types.Role) -> Span:
-    return _arrays([self.header_ids[role]], [types.Author.FORCED])
+  def _stream(self, demo: types.Demonstration) -> list[Span]:
+    """What follows the prompt of a recorded attempt, joints included."""
+    spans, before = [], types.Author.USER
+    for turn in self.turns(demo):
+      spans += self.spans(turn, before)
+      before = turn.author
+    return spans[1:]  # the first joint is the prompt's
+
+  def spans(self, turn: formats.Turn, before: types.Author) -> list[Span]:
+    """A turn after one of `before`, behind the joint, if there is one."""
+    joints = formats.Joint
+    if turn.author == types.Author.USER:
+      return [_authored(self.user_turn(turn.text), turn.author)]
+    if turn.author == types.Author.WORLD:
+      called = before == types.Author.ACT
+      joint, ids = self.answered(
+        joints.CALLED if called else joints.AGAIN, turn.text
+      )
+      header = _authored(joint, types.Author.FORCED)
+    else:
+      asked = before == types.Author.USER
+      header = self.header(joints.ASKED if asked else joints.ANSWERED)
+      ids = self.action(turn.text)
+    return [header, _authored(ids, turn.author)]
 
 
 def join(spans: Sequence[Span]) -> Span:

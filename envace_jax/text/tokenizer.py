@@ -133,7 +133,7 @@ class ByteTokenizer:
     return [b + len(self.control) for b in clean_surrogates(text).encode()]
 
   def decode(self, ids: Sequence[int]) -> str:
-    return _decode(self._bytes_of, ids)
+    return decode_bytes(self._bytes_of, ids)
 
   def save(self, path: str) -> None:
     pathlib.Path(path).write_bytes(_BYTE_MAGIC)
@@ -197,7 +197,7 @@ class SentencePieceTokenizer:
     return ids
 
   def decode(self, ids: Sequence[int]) -> str:
-    return _decode(self._bytes_of, ids)
+    return decode_bytes(self._bytes_of, ids)
 
   def _encode_new_segment(self, segment: str) -> tuple[int, ...]:
     ids: list[int] = []
@@ -246,7 +246,8 @@ def split_for_training(text: str, delimiter: str = DELIMITER) -> str:
   return delimiter.join(segments)
 
 
-def _decode(bytes_of: Sequence[bytes], ids: Sequence[int]) -> str:
+def decode_bytes(bytes_of: Sequence[bytes], ids: Sequence[int]) -> str:
+  """Text of ids whose bytes are known; others, and bad bytes, as U+FFFD."""
   bad = '\ufffd'.encode()
   parts = (bytes_of[i] if 0 <= i < len(bytes_of) else bad for i in ids)
   return b''.join(parts).decode('utf-8', 'replace')

@@ -83,7 +83,7 @@ def parse_action(text: str) -> types.ToolCall | types.ParseError:
   payload = parse_json(body)
   if isinstance(payload, types.ParseError):
     return payload
-  return _call_of(payload)
+  return call_of(payload)
 
 
 def parse_actions(text: str) -> list[types.ToolCall | types.ParseError]:
@@ -181,15 +181,8 @@ def parse_json(text: str) -> Any:
   return value
 
 
-def _container(text: str) -> types.Json | list | types.ParseError:
-  value = parse_json(text)
-  if isinstance(value, dict | list | types.ParseError):
-    return value
-  kind = 'double_encoded' if _is_json_in_string(value) else 'not_object'
-  return types.ParseError(kind=kind, detail='need an object or an array')
-
-
-def _call_of(payload: Any) -> types.ToolCall | types.ParseError:
+def call_of(payload: Any) -> types.ToolCall | types.ParseError:
+  """A parsed JSON value as a call."""
   if not isinstance(payload, dict):
     kind = 'double_encoded' if _is_json_in_string(payload) else 'not_object'
     return types.ParseError(kind=kind, detail='a call is a JSON object')
@@ -205,6 +198,14 @@ def _call_of(payload: Any) -> types.ToolCall | types.ParseError:
       detail='need "arguments": a JSON object',
     )
   return types.ToolCall(name=name, arguments=arguments)
+
+
+def _container(text: str) -> types.Json | list | types.ParseError:
+  value = parse_json(text)
+  if isinstance(value, dict | list | types.ParseError):
+    return value
+  kind = 'double_encoded' if _is_json_in_string(value) else 'not_object'
+  return types.ParseError(kind=kind, detail='need an object or an array')
 
 
 def _is_json_in_string(value: Any) -> bool:
