@@ -310,7 +310,7 @@ def _desk_of(config, task: types.Task) -> desk_data.DeskConfig | None:
 
 
 def _words(config, directory, demonstrations, published_policy) -> Words:
-  """Those of the published policy, or ours, learned first where they are not."""
+  """Those of the published policy, or ours, learned where there are none."""
   if published_policy is not None:
     folder = published_policy.path
     tokenizer = fast_tokenizer.load(folder, published_policy.config.vocab_size)

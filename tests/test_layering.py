@@ -35,7 +35,6 @@ LAYERS = (
 BASE = {'types', 'metrics', 'errors', 'progress'}
 NARROWER = {
   'model': {'errors'},  # pure functions of params
-  'weights': {'types', 'errors', 'model'},
   'learning': BASE | {'model'},  # sees arrays only
   'weights': {'errors', 'types', 'model'},  # files <-> parameters
   'endpoints': {'types', 'errors'},  # a network, whoever asks it

@@ -358,6 +358,27 @@ def test_token_logprobs_never_hold_all_logits(make_model):
   assert max(int(np.prod(shape)) for shape in logits) == 3 * 4 * 67
 
 
+def test_token_logprobs_at_150k_pieces_stay_below_one_and_a_half_chunks(
+  make_model,
+):
+  model, _, _ = make_model(vocab_size=151_936)
+  params = jax.eval_shape(
+    functools.partial(transformer.init_params, model), jax.random.key(0)
+  )
+  tokens_BT = jax.ShapeDtypeStruct((4, 65), jnp.int32)
+  temperature_BT = jax.ShapeDtypeStruct((4, 65), jnp.float32)
+
+  def score(params, tokens_BT, temperature_BT):
+    return logprobs.token_logprobs(
+      model, params, tokens_BT, None, temperature_BT, chunk=16
+    )
+
+  program = jax.jit(score).lower(params, tokens_BT, temperature_BT).compile()
+  chunk_bytes = 4 * 16 * 151_936 * 4
+  temporary = program.memory_analysis().temp_size_in_bytes
+  assert temporary < 1.5 * chunk_bytes
+
+
 def test_token_logprobs_of_one_token_rows(tiny_model):
   model, params, _ = tiny_model
   scored = logprobs.token_logprobs(

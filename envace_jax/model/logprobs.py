@@ -3,6 +3,7 @@
 Logits exist for a chunk of time steps at a time, forwards and backwards.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -11,6 +12,10 @@ import jax.numpy as jnp
 from envace_jax.model import lora, transformer
 
 Params = transformer.Params | lora.Adapted
+
+
+# Parts of a chunk whose probabilities exist at a time.
+_BLOCKS = 8
 
 
 class TokenLogprobs(NamedTuple):
@@ -72,62 +77,82 @@ def kl_divergence(logp_BCV: jax.Array, ref_logp_BCV: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def score_choices(
-  logits_BCV: jax.Array, target_BC: jax.Array
+  logits_BCV: jax.Array,
+  target_BC: jax.Array,
+  inverse_temperature_BC: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """logprob_BC of the targets and entropy_BC of softmax(logits).
+  """logprob_BC of the targets and entropy_BC of softmax(logits / temperature).
 
-  With L = log sum_v exp(z_v) and p = exp(z - L), these are z_target - L and
-  H = -sum_v p_v (z_v - L), and their gradients are
+  With z = logits / temperature, L = log sum_v exp(z_v), p = exp(z - L): these
+  are z_target - L and H = -sum_v p_v (z_v - L), and their gradients are
 
     d logprob / d z_v = [v = target] - p_v
     d H / d z_v       = -p_v (z_v - L + H)
 
-  Written out, each pass reads one array of logits and writes at most one more;
-  a differentiated log_softmax keeps several. A token of probability 0 adds
-  nothing, even at a logit of -inf.
+  Written out, and a few time steps at a time, so that what is computed from
+  the logits is never as large as they are; the gradient takes their place. A
+  token of probability 0 adds nothing, even at a logit of -inf.
   """
-  return _score_choices(logits_BCV, target_BC)[0]
+  return _score_choices(logits_BCV, target_BC, inverse_temperature_BC)[0]
 
 
-def _score_choices(logits_BCV, target_BC):
-  # Every sum has an exponential of its own: one that two sums share would be
-  # stored, an array as large as the logits.
-  log_sum_BC = jax.nn.logsumexp(logits_BCV, axis=-1)
-  logp_BCV = logits_BCV - log_sum_BC[..., None]
-  entropy_BC = -jnp.sum(
-    jnp.where(logp_BCV > -jnp.inf, jnp.exp(logp_BCV) * logp_BCV, 0.0), axis=-1
+def _score_choices(logits_BCV, target_BC, inverse_BC):
+  def score(carry, start):
+    z_BcV, target_Bc = _block(logits_BCV, start), _block(target_BC, start)
+    if inverse_BC is not None:
+      z_BcV = z_BcV * _block(inverse_BC, start)[..., None]
+    log_sum_Bc = jax.nn.logsumexp(z_BcV, axis=-1)
+    logp_BcV = z_BcV - log_sum_Bc[..., None]
+    p_logp_BcV = jnp.where(
+      logp_BcV > -jnp.inf, jnp.exp(logp_BcV) * logp_BcV, 0.0
+    )
+    logp_Bc1 = jnp.take_along_axis(logp_BcV, target_Bc[..., None], axis=-1)
+    return carry, (logp_Bc1[..., 0], -p_logp_BcV.sum(-1), log_sum_Bc)
+
+  _, parts = jax.lax.scan(score, None, _starts(logits_BCV))
+  logprob_BC, entropy_BC, log_sum_BC = (
+    part.swapaxes(0, 1).reshape(target_BC.shape) for part in parts
   )
-  is_target_BCV = _is_target(logits_BCV, target_BC)
-  logit_BC = jnp.sum(jnp.where(is_target_BCV, logits_BCV, 0.0), axis=-1)
-  in_vocab_BC = (target_BC >= 0) & (target_BC < logits_BCV.shape[-1])
-  logprob_BC = jnp.where(in_vocab_BC, logit_BC - log_sum_BC, jnp.nan)
-  return (logprob_BC, entropy_BC), (
-    logits_BCV,
-    target_BC,
-    log_sum_BC,
-    entropy_BC,
-  )
+  saved = (logits_BCV, inverse_BC, target_BC, log_sum_BC, entropy_BC)
+  return (logprob_BC, entropy_BC), saved
 
 
 def _pull_back(saved, cotangents):
-  logits_BCV, target_BC, log_sum_BC, entropy_BC = saved
-  logprob_BC, scale_BC = cotangents
-  is_target_BCV = _is_target(logits_BCV, target_BC)
-  logp_BCV = logits_BCV - log_sum_BC[..., None]
-  # p (g + h (log p + H)), each term 0 where p is.
-  weight_BC = logprob_BC + scale_BC * entropy_BC
-  pulled_BCV = jnp.where(
-    logp_BCV > -jnp.inf,
-    jnp.exp(logp_BCV) * (weight_BC[..., None] + scale_BC[..., None] * logp_BCV),
-    0.0,
+  logits_BCV, inverse_BC, *rest_BC = (*saved, *cotangents)
+
+  def pull(carry_BCV, start):
+    z_BcV, inverse_Bc1 = _block(carry_BCV, start), 1.0
+    if inverse_BC is not None:
+      inverse_Bc1 = _block(inverse_BC, start)[..., None]
+    target_Bc1, log_sum_Bc1, entropy_Bc1, logprob_Bc1, scale_Bc1 = (
+      _block(x_BC, start)[..., None] for x_BC in rest_BC
+    )
+    logp_BcV = z_BcV * inverse_Bc1 - log_sum_Bc1
+    pulled_BcV = jnp.exp(logp_BcV) * (
+      logprob_Bc1 + scale_Bc1 * (logp_BcV + entropy_Bc1)
+    )
+    is_target_BcV = jnp.arange(z_BcV.shape[-1])[None, None] == target_Bc1
+    gradient_BcV = jnp.where(is_target_BcV, logprob_Bc1, 0.0) - jnp.where(
+      logp_BcV > -jnp.inf, pulled_BcV, 0.0
+    )
+    return jax.lax.dynamic_update_slice_in_dim(
+      carry_BCV, gradient_BcV * inverse_Bc1, start, axis=1
+    ), None
+
+  return jax.lax.scan(pull, logits_BCV, _starts(logits_BCV))[0], None, None
+
+
+def _starts(logits_BCV):
+  """Where the blocks of a chunk start: eighths, if it has eighths."""
+  steps = logits_BCV.shape[1]
+  return jnp.arange(0, steps, steps // math.gcd(steps, _BLOCKS))
+
+
+def _block(x_BC, start):
+  steps = x_BC.shape[1]
+  return jax.lax.dynamic_slice_in_dim(
+    x_BC, start, steps // math.gcd(steps, _BLOCKS), axis=1
   )
-  picked_BCV = jnp.where(is_target_BCV, logprob_BC[..., None], 0.0)
-  return picked_BCV - pulled_BCV, None
-
-
-def _is_target(logits_BCV, target_BC):
-  vocab_11V = jnp.arange(logits_BCV.shape[-1])[None, None]
-  return vocab_11V == target_BC[..., None]
 
 
 score_choices.defvjp(_score_choices, _pull_back)
@@ -162,23 +187,19 @@ def _score(
     x = jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * axes)
     return x.reshape(B, num_chunks, chunk, *x.shape[2:]).swapaxes(0, 1)
 
-  def logits(params, hidden_BCD, inverse_temperature_BC):
-    logits_BCV = model.apply(
-      lora.variables(params), hidden_BCD, method='unembed'
-    )
-    if inverse_temperature_BC is not None:
-      logits_BCV = logits_BCV * inverse_temperature_BC[..., None]
-    return logits_BCV
+  def logits(params, hidden_BCD):
+    return model.apply(lora.variables(params), hidden_BCD, method='unembed')
 
   @jax.checkpoint
   def score_chunk(carry, xs):
     hidden_BCD, target_BC, inverse_temperature_BC, ref_hidden_BCD = xs
-    logits_BCV = logits(params, hidden_BCD, inverse_temperature_BC)
-    scored = score_choices(logits_BCV, target_BC)
+    logits_BCV = logits(params, hidden_BCD)
+    scored = score_choices(logits_BCV, target_BC, inverse_temperature_BC)
     if ref_hidden_BCD is not None:
-      ref_BCV = logits(ref_params, ref_hidden_BCD, inverse_temperature_BC)
-      log_softmax = jax.nn.log_softmax
-      scored += (kl_divergence(log_softmax(logits_BCV), log_softmax(ref_BCV)),)
+      pair = (logits_BCV, logits(ref_params, ref_hidden_BCD))
+      if inverse_temperature_BC is not None:
+        pair = [x_BCV * inverse_temperature_BC[..., None] for x_BCV in pair]
+      scored += (kl_divergence(*map(jax.nn.log_softmax, pair)),)
     return carry, scored
 
   chunks = (
