@@ -96,7 +96,7 @@ def train(net, mesh_shape, tx):
   _, model, base, _ = net
   rng = np.random.default_rng(2)
   mesh = sharding.make_mesh(*mesh_shape)
-  base = jax.device_put(base, step.base_shardings(model, mesh))
+  base = jax.device_put(base, step.network_shardings(model, mesh))
   abstract = step.abstract_state(model, tx, mesh, share_roles=False)
   trained = jax.tree.map(
     lambda x: jax.device_put(
