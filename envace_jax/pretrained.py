@@ -108,7 +108,13 @@ def _copy(source: pathlib.Path, folder: pathlib.Path) -> None:
   opened = checkpoints.open_checkpoint(source)  # refuses what it does not know
   if source.suffix == _GGUF:
     params = opened.load(opened.config, None, 'float32')
-    export.save(params, opened.config, folder, dtype='float32')
+    export.save(
+      params,
+      opened.config,
+      folder,
+      dtype='float32',
+      eos_ids=(gguf_tokenizer.eos_id(source),),
+    )
     gguf_tokenizer.write_tokenizer(source, folder)
     return
   if not (source / 'tokenizer.json').is_file():

@@ -137,10 +137,9 @@ def test_what_is_exported_is_what_was_trained(trained, tmp_path):
   theirs = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
   for ids in rows:
     ids = np.asarray([ids], np.int32)
-    hidden, _ = transformer.apply(loaded.setup.model, loaded.params, ids)
-    ours = transformer.apply(
-      loaded.setup.model, loaded.params, hidden, method='unembed'
-    )
+    model, variables = loaded.setup.model, lora.variables(loaded.params)
+    hidden, _ = model.apply(variables, ids)
+    ours = model.apply(variables, hidden, method='unembed')
     with torch.no_grad():
       logits = theirs(torch.tensor(ids, dtype=torch.long)).logits.numpy()
     np.testing.assert_allclose(np.asarray(ours), logits, atol=2e-5)
