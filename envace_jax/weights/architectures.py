@@ -289,7 +289,7 @@ def _read_scaling(table, original, max_len, path) -> rope.RopeScaling | None:
 
 
 def _attention_factor(table, factor: float) -> float:
-  """By how much YaRN multiplies sine and cosine: 0.1 ln(factor) + 1, or said."""
+  """Of sine and cosine: as the file says, or 0.1 ln(factor) + 1."""
 
   def magnitude(weight):
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
