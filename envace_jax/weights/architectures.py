@@ -16,12 +16,11 @@ architecture's: they keep their defaults, or what fits the file.
 from collections.abc import Mapping
 import dataclasses
 import json
-import math
 from typing import Any
 
 from envace_jax import errors
 from envace_jax.model import config as config_lib
-from envace_jax.model import rope
+from envace_jax.weights import rope_scalings
 
 CLASSES = {
   'llama': 'LlamaForCausalLM',
@@ -137,7 +136,7 @@ def write(config: config_lib.TransformerConfig, dtype: str) -> dict[str, Any]:
     'intermediate_size': c.d_ff,
     'rms_norm_eps': c.norm_eps,
     'rope_theta': c.rope_theta,
-    'rope_scaling': _write_scaling(c.rope_scaling),
+    'rope_scaling': rope_scalings.write(c.rope_scaling),
     'tie_word_embeddings': c.tie_embeddings,
     'max_position_embeddings': c.max_len,
     'torch_dtype': dtype,
@@ -229,7 +228,7 @@ def _rotations(source, kind, max_len, path) -> dict[str, Any]:
   if not isinstance(new, Mapping) or not isinstance(old, Mapping):
     raise errors.UserError(f'{path}: rope_scaling must be an object or null')
   original = source.get('original_max_position_embeddings')
-  scaling = lambda table: _read_scaling(table, original, max_len, path)
+  scaling = lambda table: rope_scalings.read(table, original, max_len, path)
   if kind != 'gemma3_text':
     table = {**old, **new}
     theta = table.get('rope_theta', source.get('rope_theta', 10_000.0))
@@ -250,69 +249,6 @@ def _rotations(source, kind, max_len, path) -> dict[str, Any]:
     'rope_scaling': scaling(full),
     'sliding_rope_theta': float(local_theta),
   }
-
-
-def _read_scaling(table, original, max_len, path) -> rope.RopeScaling | None:
-  kind = table.get('rope_type', table.get('type', 'default'))
-  if kind == 'default':
-    return None
-  if kind not in rope.KINDS:
-    raise errors.UserError(
-      f'{path}: rope scaling type {kind!r} is not one of '
-      f'{["default", *rope.KINDS]}; load a checkpoint with one of these'
-    )
-  original = table.get('original_max_position_embeddings', original) or max_len
-  factor = table.get('factor')
-  if factor is None and kind == 'yarn':
-    factor = max_len / original
-  if factor is None:
-    raise errors.UserError(f'{path}: rope scaling {kind!r} needs a factor')
-  if kind == 'linear':
-    return rope.RopeScaling(kind=kind, factor=float(factor))
-  if kind == 'llama3':
-    return rope.RopeScaling(
-      kind=kind,
-      factor=float(factor),
-      original_max_len=int(original),
-      low_freq_factor=float(table.get('low_freq_factor', 1.0)),
-      high_freq_factor=float(table.get('high_freq_factor', 4.0)),
-    )
-  return rope.RopeScaling(
-    kind=kind,
-    factor=float(factor),
-    original_max_len=int(original),
-    beta_fast=float(table.get('beta_fast') or 32.0),
-    beta_slow=float(table.get('beta_slow') or 1.0),
-    attention_factor=_attention_factor(table, float(factor)),
-    truncate=bool(table.get('truncate', True)),
-  )
-
-
-def _attention_factor(table, factor: float) -> float:
-  """By how much YaRN multiplies sine and cosine: 0.1 ln(factor) + 1, or said."""
-
-  def magnitude(weight):
-    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-  if table.get('attention_factor') is not None:
-    return float(table['attention_factor'])
-  if table.get('mscale') and table.get('mscale_all_dim'):
-    return magnitude(table['mscale']) / magnitude(table['mscale_all_dim'])
-  return magnitude(1.0)
-
-
-def _write_scaling(scaling: rope.RopeScaling | None) -> dict[str, Any] | None:
-  if scaling is None:
-    return None
-  fields = {'rope_type': scaling.kind, 'factor': scaling.factor}
-  if scaling.kind == 'linear':
-    return fields
-  fields['original_max_position_embeddings'] = scaling.original_max_len
-  names = {
-    'llama3': ('low_freq_factor', 'high_freq_factor'),
-    'yarn': ('beta_fast', 'beta_slow', 'attention_factor', 'truncate'),
-  }[scaling.kind]
-  return fields | {name: getattr(scaling, name) for name in names}
 
 
 def _sliding(source, kind, layers, path) -> dict[str, Any]:

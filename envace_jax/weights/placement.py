@@ -7,7 +7,6 @@ again for each distinct shard.
 """
 
 from collections.abc import Callable
-import math
 from typing import Any
 
 import jax
@@ -97,11 +96,3 @@ def _insert(tree: dict, path: tuple[str, ...], leaf: jax.Array) -> None:
   for name in path[:-1]:
     tree = tree.setdefault(name, {})
   tree[path[-1]] = leaf
-
-
-def largest_tensor_bytes(
-  config: config_lib.TransformerConfig, itemsize: int
-) -> int:
-  """Of one tensor of the model; what the bound on host memory is counted in."""
-  sizes = [math.prod(p.shape) for p in names.parameters(config)]
-  return max(sizes) * itemsize
