@@ -22,7 +22,6 @@ import statistics
 import tempfile
 import time
 
-from envace_jax.weights import export, pretrained
 import jax
 import numpy as np
 import optax
@@ -37,6 +36,7 @@ from envace_jax.learning import step as learning
 from envace_jax.model import config as model_config
 from envace_jax.model import sharding, transformer
 from envace_jax.sampling import generator, keys, samplers
+from envace_jax.weights import export, pretrained
 
 ROWS, GROUP = 32, 8
 PROMPT, TURNS, SPAN, HEADER = 64, 4, 24, 5

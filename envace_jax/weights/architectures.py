@@ -16,6 +16,7 @@ architecture's: they keep their defaults, or what fits the file.
 from collections.abc import Mapping
 import dataclasses
 import json
+import math
 from typing import Any
 
 from envace_jax import errors
@@ -58,14 +59,14 @@ def read(source: Mapping[str, Any], path: Any) -> config_lib.TransformerConfig:
       'load a checkpoint of one of these architectures'
     )
   _refuse_unsupported(source, kind, path)
-  need = lambda key: _number(source, key, path)
-  heads = int(need('num_attention_heads'))
-  layers = int(need('num_hidden_layers'))
-  d_model = int(need('hidden_size'))
-  gemma = kind == 'gemma3_text'
-  bias = bool(source.get('attention_bias', False))
-  max_len = int(source.get('max_position_embeddings') or 4096)
   try:
+    need = lambda key: _number(source, key, path)
+    heads = int(need('num_attention_heads'))
+    layers = int(need('num_hidden_layers'))
+    d_model = int(need('hidden_size'))
+    gemma = kind == 'gemma3_text'
+    bias = bool(source.get('attention_bias', False))
+    max_len = int(source.get('max_position_embeddings') or 4096)
     return config_lib.TransformerConfig(
       vocab_size=int(need('vocab_size')),
       d_model=d_model,
@@ -88,7 +89,7 @@ def read(source: Mapping[str, Any], path: Any) -> config_lib.TransformerConfig:
         else {'attention_scale': 256**-0.5 if gemma else None}
       ),
     )
-  except (TypeError, ValueError, ZeroDivisionError) as error:
+  except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
     raise errors.UserError(
       f'{path} describes no model that can be built: {error}'
     ) from error
@@ -105,6 +106,9 @@ def model_type(config: config_lib.TransformerConfig) -> str:
   plain = plain and c.sliding_rope_theta is None
   both = c.attention_bias == c.output_bias
   whole = c.d_model % c.num_heads == 0  # their classes insist on it
+  # A file of theirs has the scale as 1 / sqrt(a whole number).
+  scale = c.attention_scale or c.head_dim**-0.5
+  whole = whole and math.isclose(round(scale**-2) * scale**2, 1.0)
   if gemma == _GEMMA and c.sliding_layers and both and whole:
     return 'gemma3_text'
   if plain and c.qk_norm and both:

@@ -35,7 +35,7 @@ def save(
   """Writes the directory, all or nothing.
 
   Args:
-    params: plain parameters of `config`, in either layout.
+    params: plain parameters, in the layout that `config` says.
     config: its `lora` must be None: merge adapters first.
     directory: must not exist yet.
     dtype: as stored, 'float32' or 'bfloat16'.
@@ -43,8 +43,8 @@ def save(
     shard_bytes: a file holds at most so much, or one tensor.
 
   Raises:
-    UserError: no architecture of theirs computes this model, or there is
-      something at `directory`.
+    UserError: no architecture of theirs computes this model, there is
+      something at `directory`, or an end token is no token.
   """
   directory = pathlib.Path(directory)
   if dtype not in config_lib.DTYPES:
@@ -54,17 +54,27 @@ def save(
   if config.lora is not None:
     raise errors.UserError('adapters have no place in an export; merge them')
   described = architectures.write(config, dtype)
+  stops = list(map(int, eos_ids))
+  if not stops or min(stops) < 0 or max(stops) >= config.vocab_size:
+    raise errors.UserError(
+      f'eos_ids={stops} must be at least one id below the vocabulary of '
+      f'{config.vocab_size}; take the stop ids of the chat template'
+    )
   if directory.exists():
     raise errors.UserError(f'{directory} exists already; name a new directory')
   partial = directory.with_name(directory.name + '.partial')
   shutil.rmtree(partial, ignore_errors=True)
   partial.mkdir(parents=True)
-  _write_json(partial / 'config.json', described)
-  stops = list(map(int, eos_ids))
-  _write_json(partial / 'generation_config.json', {'eos_token_id': stops})
-  tensors = _tensors(params, config, np.dtype(config_lib.DTYPES[dtype]))
-  _write_shards(partial, tensors, shard_bytes)
-  partial.rename(directory)
+  try:
+    _write_json(partial / 'config.json', described)
+    _write_json(partial / 'generation_config.json', {'eos_token_id': stops})
+    tensors = _tensors(params, config, np.dtype(config_lib.DTYPES[dtype]))
+    _write_shards(partial, tensors, shard_bytes)
+    partial.rename(directory)
+  except BaseException:
+    # Gigabytes that nobody would look for.
+    shutil.rmtree(partial, ignore_errors=True)
+    raise
 
 
 def _tensors(

@@ -7,6 +7,7 @@ of architecture llama store the rows of q and k so that RoPE turns neighbours
   file   0 2 1 3  ->  ours   0 1 2 3      H = 4, rows of one head
 """
 
+import functools
 import pathlib
 from typing import Any
 
@@ -124,7 +125,22 @@ def unpermute(
 
 
 def open_reader(path: pathlib.Path):
-  """The `gguf` package's reader of a whole file."""
+  """The `gguf` package's reader of a whole file.
+
+  That of the last file is kept: to read the header takes seconds, and whoever
+  wants weights wants the tokenizer as well.
+  """
+  try:
+    status = path.stat()
+  except OSError as error:
+    raise errors.UserError(
+      f'{path} cannot be read ({error.strerror}); give a .gguf file'
+    ) from error
+  return _open_version(path, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=1)
+def _open_version(path: pathlib.Path, mtime: int, size: int):
   try:
     import gguf
   except ImportError as error:

@@ -54,6 +54,12 @@ def write_tokenizer(path: pathlib.Path, directory: pathlib.Path) -> None:
     )
   pieces = get('tokens', list)
   kinds = get('token_type', list, [1] * len(pieces))
+  vocab = {piece: i for i, piece in enumerate(pieces)}
+  if len(vocab) != len(pieces) or len(kinds) != len(pieces):
+    raise errors.UserError(
+      f'{path}: its tokenizer has {len(pieces)} pieces, {len(vocab)} of them '
+      f'different, and {len(kinds)} kinds; the file is broken, use another'
+    )
   added = [
     _added(i, pieces[i], special=kind == _CONTROL)
     for i, kind in enumerate(kinds)
@@ -72,7 +78,7 @@ def write_tokenizer(path: pathlib.Path, directory: pathlib.Path) -> None:
   config['tokenizer_class'] = 'PreTrainedTokenizerFast'
   config['clean_up_tokenization_spaces'] = False
   directory.mkdir(parents=True, exist_ok=True)
-  described = _describe(pieces, get('merges', list), added, _CUTS[cut])
+  described = _describe(vocab, get('merges', list), added, _CUTS[cut])
   _write(directory / 'tokenizer.json', described)
   _write(directory / 'tokenizer_config.json', config)
 
@@ -83,7 +89,7 @@ def eos_id(path: pathlib.Path) -> int:
   return gguf_file.metadata(reader, path, f'{_KEY}eos_token_id', int)
 
 
-def _describe(pieces, merges, added, cuts) -> types.Json:
+def _describe(vocab, merges, added, cuts) -> types.Json:
   """A tokenizer.json."""
   return {
     'version': '1.0',
@@ -102,7 +108,7 @@ def _describe(pieces, merges, added, cuts) -> types.Json:
       'end_of_word_suffix': None,
       'fuse_unk': False,
       'byte_fallback': False,
-      'vocab': {piece: i for i, piece in enumerate(pieces)},
+      'vocab': vocab,
       'merges': merges,
     },
   }

@@ -100,7 +100,7 @@ def _json(path: pathlib.Path) -> Mapping[str, Any]:
     raise errors.UserError(
       f'{path} is missing; give a checkpoint directory or a .gguf file'
     ) from error
-  except (ValueError, OSError) as error:
+  except (ValueError, OSError, RecursionError) as error:
     raise errors.UserError(f'{path} is no JSON file: {error}') from error
 
 

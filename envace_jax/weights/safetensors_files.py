@@ -65,7 +65,9 @@ def _files_of(directory: pathlib.Path) -> dict[str, set[str] | None]:
       if pathlib.PurePath(file).name != file:
         raise ValueError(f'{file!r} is no plain file name')
       files.setdefault(file, set()).add(name)
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
+  except (
+    ValueError, KeyError, TypeError, AttributeError, RecursionError
+  ) as error:  # fmt: skip
     raise errors.UserError(
       f'{index} has no weight_map of tensor to file name ({error}); '
       'download the checkpoint again'
