@@ -241,6 +241,8 @@ def _attempts():
 
 def _optimizer(learning_rate: float, schedule: str):
   c = ml_collections.ConfigDict()
+  c.kind = 'adamw'  # | 'adafactor': statistics of rows and columns, no momentum
+  c.moments_dtype = 'float32'  # | 'bfloat16': half the optimizer's memory
   c.learning_rate = learning_rate  # peak
   c.schedule = schedule  # 'constant' | 'cosine' | 'linear', after the warm-up
   c.warmup_steps = 5
