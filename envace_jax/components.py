@@ -35,7 +35,7 @@ def real_episodes(config: ml_collections.ConfigDict) -> int:
 
 
 # What a published architecture leaves open: how it is computed.
-NUMERICS = ('dtype', 'remat', 'scan_layers')
+NUMERICS = ('attention', 'dtype', 'remat', 'scan_layers')
 
 
 def model(

@@ -33,7 +33,7 @@ def find(config: ml_collections.ConfigDict) -> list[str]:
       *_penalties(rl),
       *_roles(rollout, rl),
     ]
-  found += _rows(config)
+  found += [*_rows(config), *_optimizers(config)]
   if rollout.mode == 'on_device':
     found.append("rollout.widths: only for evaluation while mode='on_device'")
   found += _data(config.data)
@@ -54,6 +54,16 @@ def _data(data) -> list[str]:
     'data.reflections: data comes from your files'
   ]
   return found if data.world == 'published' else [*found, _STRICT]
+
+
+def _optimizers(config) -> list[str]:
+  """What concerns moments where none are kept."""
+  return [
+    f'{phase}.optimizer.b1, .b2, .moments_dtype: '
+    f"{phase}.optimizer.kind='adafactor' keeps no moments of Adam"
+    for phase in ('warm_start', 'rl')
+    if config[phase].optimizer.kind == 'adafactor'
+  ]
 
 
 def _rewards(reward) -> list[str]:

@@ -74,6 +74,7 @@ def get_config() -> ml_collections.ConfigDict:
   c.model.dtype = 'float32'  # compute; parameters are always float32
   c.model.scan_layers = False  # scan over layers in training (deep models)
   c.model.remat = False
+  c.model.attention = 'auto'  # who computes it | 'reference'
 
   c.mesh = ml_collections.ConfigDict()  # product = number of devices used
   c.mesh.data = 1
@@ -240,6 +241,8 @@ def _attempts():
 
 def _optimizer(learning_rate: float, schedule: str):
   c = ml_collections.ConfigDict()
+  c.kind = 'adamw'  # | 'adafactor': statistics of rows and columns, no momentum
+  c.moments_dtype = 'float32'  # | 'bfloat16': half the optimizer's memory
   c.learning_rate = learning_rate  # peak
   c.schedule = schedule  # 'constant' | 'cosine' | 'linear', after the warm-up
   c.warmup_steps = 5

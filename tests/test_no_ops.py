@@ -84,6 +84,12 @@ def named(changes):
       'not cut',
       {'rl.packing': False},
     ),
+    (
+      'warm_start.optimizer.b1, .b2, .moments_dtype',
+      {'warm_start.optimizer.kind': 'adafactor'},
+      'no moments',
+      {'warm_start.optimizer.kind': 'adamw'},
+    ),
     ('rl.packing', {'rl.packing': True, **WHOLE}, 'left out', PARTS),
     ('rl.kl_estimator', {}, 'rl.kl_act=0', {'rl.kl_act': 0.1}),
     (
