@@ -22,7 +22,7 @@ from envace_jax.rewards import judge_cache, judge_endpoint, scoring
 from envace_jax.rollout import collect
 from envace_jax.sampling import keys
 from envace_jax.tasks import order
-from envace_jax.text import rehearse_prompt
+from envace_jax.text import rehearse_prompt, row_breaks
 from envace_jax.worlds import (
   answers,
   checked,
@@ -146,6 +146,13 @@ class Setup:
     )
 
   def _check_user_turns(self) -> None:
+    row_breaks.refuse(
+      self.data.template,
+      user_turns=any(
+        t.user_turns for ts in self.data.tasks.values() for t in ts
+      ),
+      max_rows=self.config.rollout.max_rows,
+    )
     if self.config.rollout.mode == 'host':
       return
     for task in self.data.tasks['train']:

@@ -115,6 +115,10 @@ def get_config() -> ml_collections.ConfigDict:
   c.rollout.max_action_tokens = 16
   c.rollout.max_observation_tokens = 24
   c.rollout.max_row_tokens = 160  # longer demonstrations are left out, whole
+  # Rows of ACT per episode. Above 1, on the host: a chat template that shows
+  # earlier turns otherwise than they were said has another row opened.
+  # Batches hold this many rows an episode, and means of rows count rows.
+  c.rollout.max_rows = 1
   c.rollout.prompt_tokens = 32  # every prompt without notes fits
   c.rollout.notes_prompt_tokens = 112  # every prompt with notes fits
   c.rollout.rehearse_prompt_tokens = 96  # view='split': records fit in
