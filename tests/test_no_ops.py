@@ -8,6 +8,9 @@ from experiments import base
 REUSED = {'rl.updates_per_rollout': 4}
 HALF = {'model.dtype': 'bfloat16'}
 WHOLE = {'rl.microbatches': 1, 'warm_start.microbatches': 1}
+PUBLISHED = {'pretrained.path': 'a'}
+ALONE = {'pretrained.path': ''}
+ADAPTED = {'lora.rank': 8}
 PARTS = {'rl.microbatches': 16}
 
 
@@ -57,6 +60,9 @@ def named(changes):
       {'rl.group_size': 8},
     ),
     ('data.files', {}, 'published', {'data.world': 'jsonl'}),
+    ('data.vocab_size', PUBLISHED, 'brings vocabulary', ALONE),
+    ('pretrained.dtype', PUBLISHED, 'freezes nothing', ADAPTED),
+    ('lora.alpha', PUBLISHED, 'trains the weights', ADAPTED),
     ('data.strict', {}, 'published', {'data.world': 'published'}),
     (
       'data.strict',
