@@ -164,13 +164,16 @@ class Setup:
 
   def describe(self) -> str:
     """One line for a person."""
-    shapes = jax.eval_shape(
-      lambda: transformer.init_params(self.model, jax.random.key(0))
+    count = lambda init: transformer.num_params(
+      jax.eval_shape(lambda: init(self.model, jax.random.key(0)))
     )
+    sizes = f'{count(transformer.init_params):,} parameters, '
+    if self.model.config.lora is not None:
+      sizes += f'{count(transformer.init_trained):,} of adapters trained, '
     views = 2 if self.config.rollout.view == 'split' else 1
     left_out = views * len(self.data.demonstrations) - len(self.rows)
     return (
-      f'{transformer.num_params(shapes):,} parameters, '
+      f'{sizes}'
       f'{self.data.words.tokenizer.vocab_size} pieces, '
       f'{len(self.data.tasks["train"])} training tasks, '
       f'{len(self.rows)} rows of demonstrations ({left_out} too long), '
