@@ -44,7 +44,7 @@ def simulator_of(workdir: str, setup: build.Setup) -> transformer.Params:
   """
   theirs = workdirs.load_config(workdir)
   for name in ('model', 'pretrained', 'lora'):
-    if theirs.get(name) != setup.config[name]:
+    if theirs[name].to_dict() != setup.config[name].to_dict():
       raise errors.UserError(
         f'{workdir} has another config.{name}; use one alike'
       )

@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import pretrained
 import pytest
 
 from envace_jax import check, errors, main
@@ -63,7 +64,10 @@ def test_every_experiment_passes_check(path, capsys):
   spec = importlib.util.spec_from_file_location(path.stem, path)
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
-  assert check.run(module.get_config()) == 0
+  config = module.get_config()
+  if config.pretrained.path:
+    config.pretrained.path = str(pretrained.smollm2_gguf())
+  assert check.run(config) == 0
   printed = capsys.readouterr().out
   assert 'parameters' in printed and 'do nothing' in printed
 
