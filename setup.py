@@ -41,7 +41,13 @@ CORE = [
   'referencing>=0.35',
 ]
 
-HF = ['tokenizers>=0.21', 'safetensors>=0.8', 'gguf>=0.17', 'jinja2>=3.1']
+HF = [
+  'tokenizers>=0.21',
+  'safetensors>=0.8',
+  'gguf>=0.17',
+  'jinja2>=3.1',
+  'ml_dtypes>=0.5',
+]
 
 EXTRAS = {
   # Published checkpoints, in and out; torch is not among them.

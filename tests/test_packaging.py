@@ -122,11 +122,11 @@ def test_constraints_are_exact_portable_and_cover_dev():
   for line in lines:
     assert re.fullmatch(r'[A-Za-z0-9._-]+==[A-Za-z0-9.!+]+', line), line
   pinned = {_normal(line.split('==')[0]) for line in lines}
-  wanted = {
-    name for name, extra in _requirements().items() if extra in ('', 'dev')
-  }
+  extras = _requirements()
+  wanted = {n for n, extra in extras.items() if extra in ('', 'dev', 'parity')}
   assert wanted <= pinned, f'renew constraints: {wanted - pinned}'
-  assert not pinned & {'torch', 'tensorflow', 'envace-jax'}
+  assert not pinned & {'tensorflow', 'envace-jax'}
+  assert extras['torch'] == 'parity', 'torch is for comparison alone'
 
 
 @pytest.mark.parametrize('command', [QUICK_START, RUN_TESTS])
