@@ -53,28 +53,28 @@ def read(source: Mapping[str, Any], path: Any) -> config_lib.TransformerConfig:
   if not isinstance(source, Mapping):
     raise errors.UserError(f'{path} must hold a JSON object')
   kind = source.get('model_type')
-  if kind not in CLASSES:
+  if not isinstance(kind, str) or kind not in CLASSES:
     raise errors.UserError(
       f'{path}: model_type={kind!r} is not one of {sorted(CLASSES)}; '
       'load a checkpoint of one of these architectures'
     )
   _refuse_unsupported(source, kind, path)
   try:
-    need = lambda key: _number(source, key, path)
-    heads = int(need('num_attention_heads'))
-    layers = int(need('num_hidden_layers'))
-    d_model = int(need('hidden_size'))
+    need = lambda key: _whole(source, key, path)
+    heads = need('num_attention_heads')
+    layers = need('num_hidden_layers')
+    d_model = need('hidden_size')
     gemma = kind == 'gemma3_text'
     bias = bool(source.get('attention_bias', False))
     max_len = int(source.get('max_position_embeddings') or 4096)
     return config_lib.TransformerConfig(
-      vocab_size=int(need('vocab_size')),
+      vocab_size=need('vocab_size'),
       d_model=d_model,
       num_layers=layers,
       num_heads=heads,
       num_kv_heads=int(source.get('num_key_value_heads') or heads),
       head_dim=int(source.get('head_dim') or _default_head_dim(kind, source)),
-      d_ff=int(need('intermediate_size')),
+      d_ff=need('intermediate_size'),
       norm_eps=float(source.get('rms_norm_eps') or 1e-6),
       attention_bias=bias or kind == 'qwen2',
       output_bias=bias,
@@ -189,12 +189,12 @@ def _default_head_dim(kind, source) -> int:
   return int(source['hidden_size']) // int(source['num_attention_heads'])
 
 
-def _number(source, key, path) -> float:
+def _whole(source, key, path) -> int:
   value = source.get(key)
-  if isinstance(value, bool) or not isinstance(value, int | float):
+  if isinstance(value, bool) or not isinstance(value, int):
     raise errors.UserError(
-      f'{path}: {key}={value!r} must be a number; the file is not a whole '
-      'config.json of a causal language model'
+      f'{path}: {key}={value!r} must be a whole number; the file is not a '
+      'complete config.json of a causal language model'
     )
   return value
 

@@ -77,8 +77,8 @@ def write_tokenizer(path: pathlib.Path, directory: pathlib.Path) -> None:
     config['chat_template'] = template
   config['tokenizer_class'] = 'PreTrainedTokenizerFast'
   config['clean_up_tokenization_spaces'] = False
-  directory.mkdir(parents=True, exist_ok=True)
   described = _describe(vocab, get('merges', list), added, _CUTS[cut])
+  directory.mkdir(parents=True, exist_ok=True)
   _write(directory / 'tokenizer.json', described)
   _write(directory / 'tokenizer_config.json', config)
 

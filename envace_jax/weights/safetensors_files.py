@@ -11,6 +11,7 @@ from envace_jax import errors
 SINGLE = 'model.safetensors'
 INDEX = 'model.safetensors.index.json'
 
+_ENDING = '.safetensors'
 _DTYPES = ('F32', 'F16', 'BF16')
 
 
@@ -62,8 +63,9 @@ def _files_of(directory: pathlib.Path) -> dict[str, set[str] | None]:
     table = json.loads(index.read_text())['weight_map']
     files = {}
     for name, file in table.items():
-      if pathlib.PurePath(file).name != file:
-        raise ValueError(f'{file!r} is no plain file name')
+      # Nor `..` or nothing: both are plain, and folders.
+      if pathlib.PurePath(file).name != file or not file.endswith(_ENDING):
+        raise ValueError(f'{file!r} is no plain name of a {_ENDING} file')
       files.setdefault(file, set()).add(name)
   except (
     ValueError, KeyError, TypeError, AttributeError, RecursionError
