@@ -9,15 +9,10 @@ How much an untrained policy writes is chance, so sampling runs a policy that
 follows a script (`sampling.scripted`): the configured network, but untied.
 
 `fraction_of_limit` is the least time the useful work takes, summed over phases
-as max(FLOPs / matmul peak, bytes / bandwidth), over the time it took. Limits
-are measured in the same run. With W weights in matrices and n keys per token:
-
-  forward        2 W + 4 n * query heads * head_dim * layers  FLOPs a token
-  train          3 x forward, + 1 x for a KL reference; bytes not counted
-  decode step    W + 2 n * kv heads * head_dim * layers * rows  numbers read
-
-Padding and recomputation are not useful; small weights may stay in a processor
-cache and beat the bandwidth.
+as max(FLOPs / matmul peak, bytes / bandwidth), over the time it took;
+`roofline` counts the work and measures the limits, in the same run. Beside
+them stands what log-probs cost in memory where the vocabulary is large
+(`logprob_memory`): too much of it is a failure, exit code 1.
 """
 
 from collections.abc import Callable
@@ -40,10 +35,12 @@ import rich.table
 from envace_jax import (
   components,
   errors,
+  logprob_memory,
   pretrained,
   process,
   progress,
   refusals,
+  roofline,
   types,
 )
 from envace_jax.learning import batch as batches
@@ -55,6 +52,7 @@ from envace_jax.sampling import decode, generator, keys, samplers, scripted
 
 REPEATS = 5
 OVERHEAD_PROMISE = 1.25
+MEMORY_PROMISE = 1.5  # chunks of logits, for log-probs without a gradient
 
 
 class Workload(NamedTuple):
@@ -87,13 +85,14 @@ def run(config: ml_collections.ConfigDict, json_path: str | None) -> int:
     raise errors.UserError(f'--json={json_path} has no directory; create it')
   try:
     records, limits = measure(config, published)
+    memory = logprob_memory.measure(config, published)
   except ValueError as error:
     raise errors.UserError(str(error)) from error
   if json_path:
-    rows = [dataclasses.asdict(record) for record in records]
+    rows = [dataclasses.asdict(record) for record in (*records, memory)]
     pathlib.Path(json_path).write_text(json.dumps(rows, indent=2) + '\n')
-  _print(records, limits)
-  return 0
+  _print(records, limits, memory)
+  return 0 if memory.forward_chunks <= MEMORY_PROMISE else 1
 
 
 def measure(
@@ -110,7 +109,7 @@ def measure(
     train = {'train_step': train_workload(config, model, mesh)}
     timed |= _time(train, compiles, bar)
     # Last: its own memory must not count as a workload's.
-    limits = measure_limits(mesh, model.config.compute_dtype, bar)
+    limits = roofline.measure_limits(mesh, model.config.compute_dtype, bar)
   key, plain = jax.random.key(0), timed['generate']['seconds']
   shapes = jax.eval_shape(lambda: transformer.init_params(model, key))
   records = []
@@ -170,7 +169,7 @@ def sampled_workloads(config, model, mesh) -> dict[str, Workload]:
     return _follows(state.decode, before, tokens)
 
   sampled = int(np.sum(authors != types.Author.FORCED))
-  cost = decode_cost(untied, groups, rows, before, new)
+  cost = roofline.decode_cost(untied, groups, rows, before, new)
   return {
     'generate': Workload(generate, rows * new, *cost),
     'rehearse': Workload(rehearse, rows * sampled, *cost),
@@ -222,12 +221,14 @@ def train_workload(config, model, mesh) -> Workload:
 
   rows = rl.tasks_per_step * rl.group_size // rl.minibatches
   batch, lengths_B = pack(rows, authors)
-  flops_B = row_flops(model.config, lengths_B) * (3 + loss.uses_reference)
+  flops_B = roofline.row_flops(model.config, lengths_B) * (
+    3 + loss.uses_reference
+  )
   answers, anchor = authors == types.Author.REHEARSE, None
   if loss.uses_anchor:
     recorded = np.where(answers, types.Author.WORLD, authors)
     anchor, more_B = pack(rl.anchor_batch_size, recorded)
-    flops_B = np.append(flops_B, 3 * row_flops(model.config, more_B))
+    flops_B = np.append(flops_B, 3 * roofline.row_flops(model.config, more_B))
     lengths_B = np.append(lengths_B, more_B)
   tx, key = components.optimizer(rl), keys.stream(config.seed, 'init', 0)
   state = learning.init_state(model, tx, key, mesh)
@@ -246,47 +247,6 @@ def train_workload(config, model, mesh) -> Workload:
     return state, metrics
 
   return Workload(call, int(lengths_B.sum()), flops_B, np.zeros_like(flops_B))
-
-
-def row_flops(c, length, *, scored: bool = True):
-  """Of one forward pass over rows of these lengths, logits included."""
-  weights, logits, queries, _ = _sizes(c)
-  pairs = length * (length + 1) / 2
-  return 2 * (weights + scored * logits) * length + 4 * queries * pairs
-
-
-def decode_cost(c, prompts, rows, before, new) -> tuple[np.ndarray, np.ndarray]:
-  """FLOPs and bytes of the prefill, then of each of `new` decode steps."""
-  weights, logits, queries, heads = _sizes(c)
-  keys_T = before + np.arange(new)  # the pending token sees itself
-  flops_T = rows * (2 * (weights + logits) + 4 * queries * keys_T)
-  read_T = weights + logits + 2 * rows * heads * keys_T
-  prefill = prompts * row_flops(c, before, scored=False)
-  read = np.append(weights, read_T) * jnp.dtype(c.compute_dtype).itemsize
-  return np.append(prefill, flops_T), read
-
-
-def measure_limits(mesh, dtype, bar) -> tuple[float, float]:
-  """Best matrix product of growing sizes; best update of 256 MiB."""
-  product, flops, seconds, size = jax.jit(jnp.matmul), 0.0, 0.0, 512
-  while seconds < 0.1 and size <= 16384:
-    x = jnp.ones((size, size), dtype)
-    seconds = _best_seconds(lambda x=x: product(x, x))
-    flops, size = max(flops, 2 * size**3 / seconds), 2 * size
-  bar.advance()
-  # In place: fresh pages for a copy cost more than moving what they hold.
-  add, x = jax.jit(lambda x: x + 1, donate_argnums=0), jnp.ones(2**26)
-
-  def update():
-    nonlocal x
-    x = add(x)
-    return x
-
-  moved = 2 * x.nbytes / _best_seconds(update)
-  bar.advance()
-  # Several CPU devices are one processor under several names.
-  devices = 1 if mesh.devices.flat[0].platform == 'cpu' else mesh.size
-  return devices * flops, devices * moved
 
 
 def _time(works, compiles: process.CompileCounter, bar) -> dict[str, dict]:
@@ -310,16 +270,6 @@ def _time(works, compiles: process.CompileCounter, bar) -> dict[str, dict]:
   return found
 
 
-def _best_seconds(call: Callable[[], jax.Array]) -> float:
-  jax.block_until_ready(call())  # compiles
-  best, stop = float('inf'), time.perf_counter() + 0.4
-  while time.perf_counter() < stop:
-    start = time.perf_counter()
-    jax.block_until_ready(call())
-    best = min(best, time.perf_counter() - start)
-  return best
-
-
 def _follows(state: decode.DecodeState, before: int, tokens: np.ndarray):
   """The state, once every row is seen to end in `tokens`."""
   rows, length = jax.device_get((state.tokens, state.length))
@@ -329,12 +279,15 @@ def _follows(state: decode.DecodeState, before: int, tokens: np.ndarray):
   return state
 
 
-def _print(records: list[Record], limits) -> None:
+def _print(records: list[Record], limits, memory) -> None:
   table = rich.table.Table(
     title=f'{records[0].params:,} parameters on {jax.devices()[0].device_kind}',
     caption=f'limits: {limits[0] / 1e9:,.1f} GFLOP/s, {limits[1] / 1e9:,.1f} '
     f'GB/s\nmulti-turn overhead: {records[1].ratio_to_generate:.2f} x generate '
-    f'per new token (at most {OVERHEAD_PROMISE} promised)',
+    f'per new token (at most {OVERHEAD_PROMISE} promised)\nlog-probs of '
+    f'{memory.vocab_size:,} pieces: {memory.forward_chunks:.2f} chunks of '
+    f'{memory.chunk_bytes / 2**20:,.0f} MiB (at most {MEMORY_PROMISE} '
+    f'promised), {memory.gradient_chunks:.2f} with their gradient',
   )
   names = 'workload,tokens/s,of limit,seconds,compiles,in s,peak MiB,load'
   for name in names.split(','):
@@ -365,11 +318,3 @@ def _script(config: ml_collections.ConfigDict, model: transformer.Transformer):
   c = config.rollout
   prompt_length = max(1, c.prompt_tokens // 2)
   return scripted.write(_limits(c), prompt_length, model.config.vocab_size)
-
-
-def _sizes(c) -> tuple[int, int, int, int]:
-  """Of all layer matrices, the unembedding, all query heads, all key heads."""
-  L, D = c.num_layers, c.d_model
-  queries, heads = (L * n * c.head_dim for n in (c.num_heads, c.num_kv_heads))
-  weights = D * (2 * queries + 2 * heads + 3 * L * c.d_ff)
-  return weights, D * c.vocab_size, queries, heads

@@ -22,7 +22,7 @@ from envace_jax.rewards import judge_cache, judge_endpoint, scoring
 from envace_jax.rollout import collect
 from envace_jax.sampling import keys
 from envace_jax.tasks import order
-from envace_jax.text import rehearse_prompt
+from envace_jax.text import rehearse_prompt, row_breaks
 from envace_jax.worlds import (
   answers,
   checked,
@@ -146,6 +146,13 @@ class Setup:
     )
 
   def _check_user_turns(self) -> None:
+    row_breaks.refuse(
+      self.data.template,
+      user_turns=any(
+        t.user_turns for ts in self.data.tasks.values() for t in ts
+      ),
+      max_rows=self.config.rollout.max_rows,
+    )
     if self.config.rollout.mode == 'host':
       return
     for task in self.data.tasks['train']:
@@ -157,13 +164,16 @@ class Setup:
 
   def describe(self) -> str:
     """One line for a person."""
-    shapes = jax.eval_shape(
-      lambda: transformer.init_params(self.model, jax.random.key(0))
+    count = lambda init: transformer.num_params(
+      jax.eval_shape(lambda: init(self.model, jax.random.key(0)))
     )
+    sizes = f'{count(transformer.init_params):,} parameters, '
+    if self.model.config.lora is not None:
+      sizes += f'{count(transformer.init_trained):,} of adapters trained, '
     views = 2 if self.config.rollout.view == 'split' else 1
     left_out = views * len(self.data.demonstrations) - len(self.rows)
     return (
-      f'{transformer.num_params(shapes):,} parameters, '
+      f'{sizes}'
       f'{self.data.words.tokenizer.vocab_size} pieces, '
       f'{len(self.data.tasks["train"])} training tasks, '
       f'{len(self.rows)} rows of demonstrations ({left_out} too long), '

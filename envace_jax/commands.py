@@ -170,8 +170,8 @@ def rehearse_privately(workdir: str, split: str, index: int) -> int:
   return 0
 
 
-def export(workdir: str, out: str) -> int:
-  """Writes the newest policy as a directory that other tools load.
+def export(workdir: str, out: str, dtype: str) -> int:
+  """Writes the newest policy as a directory that other tools load, in `dtype`.
 
   Adapters are merged; a network per role becomes a directory each.
   """
@@ -194,7 +194,7 @@ def export(workdir: str, out: str) -> int:
       setup.data.words.tokenizer,
       setup.path,
       folder,
-      setup.config.pretrained.dtype,
+      dtype,
     )
     sys.stdout.write(f'{folder}: {trained.phase} step {trained.step}\n')
   return 0

@@ -34,8 +34,15 @@ def real_episodes(config: ml_collections.ConfigDict) -> int:
   return round(config.rollout.real_fraction * config.rl.group_size)
 
 
+def rows_per_episode(config: ml_collections.ConfigDict) -> int:
+  """Rows that an episode may leave to be trained on."""
+  rollout = config.rollout
+  answers_in_own = rollout.view == 'split' and rollout.world == 'rehearsal'
+  return rollout.max_rows + answers_in_own
+
+
 # What a published architecture leaves open: how it is computed.
-NUMERICS = ('dtype', 'remat', 'scan_layers')
+NUMERICS = ('attention', 'dtype', 'remat', 'scan_layers')
 
 
 def model(
@@ -86,6 +93,7 @@ def decoder(
       max_action_tokens=c.max_action_tokens,
       max_observation_tokens=c.max_observation_tokens,
       max_row_tokens=c.max_row_tokens,
+      max_rows=c.max_rows,
     ),
     act=samplers.SamplerConfig(**c.act.to_dict()),
     rehearse=samplers.SamplerConfig(**c.rehearse.to_dict()),

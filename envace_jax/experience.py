@@ -148,9 +148,9 @@ def _packed(
     return batches.pack_views(
       episodes, adv_ER, batch_size=batch_size, **options
     )
-  views = len(episodes[0].rows)
+  rows = components.rows_per_episode(setup.config)
   return batches.pack_episodes(
-    episodes, adv_ER, batch_size=batch_size * views, **options
+    episodes, adv_ER, batch_size=batch_size * rows, **options
   )
 
 

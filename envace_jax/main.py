@@ -47,6 +47,9 @@ _JSON = flags.DEFINE_string('json', None, 'bench: also write records here.')
 _OUT = flags.DEFINE_string(
   'out', None, 'export, export-samples: directory to write to.'
 )
+_DTYPE = flags.DEFINE_enum(
+  'dtype', 'float32', ('float32', 'bfloat16'), 'export: of stored weights.'
+)
 _SPLIT = flags.DEFINE_string(
   'split', 'test_iid', 'rehearse: tasks to pick from.'
 )
@@ -141,7 +144,7 @@ def _run(command: str) -> int:
     from envace_jax import commands
 
     if command == 'export':
-      return commands.export(_workdir(), _out())
+      return commands.export(_workdir(), _out(), _DTYPE.value)
     if command == 'evaluate':
       if _PRIVATE.value:
         return commands.study_private_rehearsal(_workdir())

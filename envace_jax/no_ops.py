@@ -33,10 +33,10 @@ def find(config: ml_collections.ConfigDict) -> list[str]:
       *_penalties(rl),
       *_roles(rollout, rl),
     ]
-  found += _rows(config)
+  found += [*_rows(config), *_optimizers(config)]
   if rollout.mode == 'on_device':
     found.append("rollout.widths: only for evaluation while mode='on_device'")
-  found += _data(config.data)
+  found += [*_data(config.data), *_published(config)]
   found += [*_worlds(rollout), *_mixing(rollout, rl)]
   found += _private(config)
   for role in ('act', 'rehearse'):
@@ -54,6 +54,33 @@ def _data(data) -> list[str]:
     'data.reflections: data comes from your files'
   ]
   return found if data.world == 'published' else [*found, _STRICT]
+
+
+def _published(config) -> list[str]:
+  """What a checkpoint decides, and what there is only with one."""
+  found = []
+  if config.pretrained.path:
+    if not config.lora.rank:
+      found.append('pretrained.dtype: lora.rank=0 freezes nothing')
+    found.append(
+      'data.vocab_size, model.* but .attention, .dtype, .remat and '
+      '.scan_layers: pretrained.path brings vocabulary and architecture'
+    )
+  else:
+    found.append("pretrained.dtype: pretrained.path=''")
+  if not config.lora.rank:
+    found.append('lora.alpha, lora.targets: lora.rank=0 trains the weights')
+  return found
+
+
+def _optimizers(config) -> list[str]:
+  """What concerns moments where none are kept."""
+  return [
+    f'{phase}.optimizer.b1, .b2, .moments_dtype: '
+    f"{phase}.optimizer.kind='adafactor' keeps no moments of Adam"
+    for phase in ('warm_start', 'rl')
+    if config[phase].optimizer.kind == 'adafactor'
+  ]
 
 
 def _rewards(reward) -> list[str]:

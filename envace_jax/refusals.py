@@ -67,6 +67,11 @@ def validate(
       'actions; set rollout.mode=host, or rollout.max_parallel_calls=1 and '
       'rollout.max_actions above rollout.max_steps'
     )
+  if rollout.mode == 'on_device' and rollout.max_rows > 1:
+    raise errors.UserError(
+      f'rollout.max_rows={rollout.max_rows} has rows opened anew, which the '
+      'on-device program does not; set rollout.mode=host, or rollout.max_rows=1'
+    )
   if rollout.mode == 'on_device' and rollout.validation == 'program':
     raise errors.UserError(
       "rollout.validation='program' reads calls and answers, which the "
@@ -213,6 +218,11 @@ def _validate_sharing(rollout, rl) -> None:
     raise errors.UserError(
       'rl.share_roles=False trains a network per role, each on rows of its '
       "own; set rollout.view='split' and rollout.world='rehearsal'"
+    )
+  if rollout.max_rows > 1:
+    raise errors.UserError(
+      'rl.share_roles=False trains each network on one row an episode; set '
+      'rollout.max_rows=1, or rl.share_roles=True'
     )
   if rl.objective == 'supervised':
     raise errors.UserError(

@@ -50,6 +50,7 @@ class StopReason(enum.Enum):
   CALL_BUDGET = 'call_budget'  # no real tool call left to spend
   ACTION_TRUNCATED = 'action_truncated'  # ACT hit its per-action token limit
   OBSERVATION_TRUNCATED = 'observation_truncated'  # REHEARSE hit its limit
+  MAX_ROWS = 'max_rows'  # the next prompt needs one more row than allowed
   CONTEXT_FULL = 'context_full'  # the row has no room for the next token
   TOOL_ERROR = 'tool_error'  # only under `upstream_termination`
   WORLD_FAILED = 'world_failed'  # the world raised or missed its deadline
@@ -179,6 +180,9 @@ class Limits:
   max_action_tokens: int  # per ACT generation, stop token included
   max_observation_tokens: int  # per REHEARSE generation, stop token included
   max_row_tokens: int  # the whole row, prompt included
+  # Rows of ACT. One: a row is only ever appended to, whatever a chat template
+  # would show of it later.
+  max_rows: int = 1
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
@@ -201,7 +205,8 @@ class Generation:
 class Row:
   """Tokens with their authors; `logprobs` is 0 where the policy sampled none.
 
-  Under the joint view an episode is one row. Under split views it is two: they
+  Under the joint view an episode is one row, or several where a chat template
+  breaks rows (`rollout.reopening`). Split views add one, of REHEARSE: the two
   hold the same tokens after their own prompts, and each has as COPIED what was
   sampled in the other.
   """
@@ -215,7 +220,8 @@ class Row:
 class Episode:
   """One task attempted once, from its prompt to a stop reason.
 
-  `rows[0]` is what ACT read; under split views `rows[1]` is what REHEARSE read.
+  The first rows, as many as `opened_at`, are what ACT read; under split views
+  the last one is what REHEARSE read.
   `group` is shared by the attempts at one task that are compared with each
   other; `sample_index` is global and unique within a train step.
   """
@@ -234,6 +240,9 @@ class Episode:
   sampled_tokens: int = 0  # by the policy, those thrown away included
   state_hash: str | None = None  # final real state, for evaluation only
   notes: str = ''
+  # Where each row of ACT begins to say what no earlier one has.
+  opened_at: Sequence[int] = (0,)
+  breaks: int = 0  # prompts of actions that the row did not lead to as it stood
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ def get_config() -> ml_collections.ConfigDict:
   # and chat format replace data.vocab_size and the sizes in `model`.
   c.pretrained = ml_collections.ConfigDict()
   c.pretrained.path = ''  # Hugging Face directory, or .gguf file; '' = none
-  c.pretrained.dtype = 'float32'  # in which weights that lora freezes are held
+  c.pretrained.dtype = 'float32'  # | 'bfloat16', of weights that lora freezes
 
   # Train small corrections of frozen weights instead of the weights.
   c.lora = ml_collections.ConfigDict()
@@ -74,6 +74,7 @@ def get_config() -> ml_collections.ConfigDict:
   c.model.dtype = 'float32'  # compute; parameters are always float32
   c.model.scan_layers = False  # scan over layers in training (deep models)
   c.model.remat = False
+  c.model.attention = 'auto'  # who computes it | 'reference'
 
   c.mesh = ml_collections.ConfigDict()  # product = number of devices used
   c.mesh.data = 1
@@ -114,6 +115,10 @@ def get_config() -> ml_collections.ConfigDict:
   c.rollout.max_action_tokens = 16
   c.rollout.max_observation_tokens = 24
   c.rollout.max_row_tokens = 160  # longer demonstrations are left out, whole
+  # Rows of ACT per episode. Above 1, on the host: a chat template that shows
+  # earlier turns otherwise than they were said has another row opened.
+  # Batches hold this many rows an episode, and means of rows count rows.
+  c.rollout.max_rows = 1
   c.rollout.prompt_tokens = 32  # every prompt without notes fits
   c.rollout.notes_prompt_tokens = 112  # every prompt with notes fits
   c.rollout.rehearse_prompt_tokens = 96  # view='split': records fit in
@@ -240,6 +245,8 @@ def _attempts():
 
 def _optimizer(learning_rate: float, schedule: str):
   c = ml_collections.ConfigDict()
+  c.kind = 'adamw'  # | 'adafactor': statistics of rows and columns, no momentum
+  c.moments_dtype = 'float32'  # | 'bfloat16': half the optimizer's memory
   c.learning_rate = learning_rate  # peak
   c.schedule = schedule  # 'constant' | 'cosine' | 'linear', after the warm-up
   c.warmup_steps = 5

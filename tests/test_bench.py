@@ -7,7 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from envace_jax import bench, components, errors, types
+from envace_jax import (
+  bench,
+  components,
+  errors,
+  logprob_memory,
+  roofline,
+  types,
+)
 from envace_jax.model import sharding
 from envace_jax.sampling import scripted
 from experiments import base
@@ -41,10 +48,12 @@ def config():
 def written(config, tmp_path_factory):
   path = tmp_path_factory.mktemp('bench') / 'records.json'
   assert bench.run(config, str(path)) == 0
-  return {r['workload']: r for r in json.loads(path.read_text())}
+  *records, memory = json.loads(path.read_text())
+  return {r['workload']: r for r in records}, memory
 
 
 def test_records_count_what_was_sampled_and_compiled(config, written):
+  written, _ = written
   assert list(written) == ['generate', 'rehearse', 'train_step']
   new, headers = 28, 4  # 32 - 4 of prompt; 2 turns of 12 + 2, none to spare
   tokens = {n: r['tokens'] for n, r in written.items()}
@@ -63,11 +72,34 @@ def test_records_count_what_was_sampled_and_compiled(config, written):
 
 
 def test_overhead_is_seconds_per_new_token(written):
+  written, _ = written
   plain, rehearsed = written['generate'], written['rehearse']
   ratio = rehearsed['seconds'] / plain['seconds']
   assert rehearsed['ratio_to_generate'] == pytest.approx(ratio)
   assert plain['ratio_to_generate'] == 1
   assert written['train_step']['ratio_to_generate'] is None
+
+
+def test_memory_of_log_probs_is_in_chunks_and_the_promise_is_kept(written):
+  _, memory = written
+  assert memory['workload'] == 'logprob_memory'
+  # A microbatch of 6 / 2 rows, 64 time steps, float32.
+  assert memory['chunk_bytes'] == 3 * 64 * 150_000 * 4
+  # The logits of a chunk exist; beside them, parts of it.
+  assert 1 <= memory['forward_chunks'] <= bench.MEMORY_PROMISE
+  assert memory['forward_chunks'] < memory['gradient_chunks'] < 2.5
+
+
+def test_a_broken_promise_is_a_failure(config, written, monkeypatch, capsys):
+  records = [bench.Record(**record) for record in written[0].values()]
+  kept = logprob_memory.Record(**written[1])
+  broken = dataclasses.replace(kept, forward_chunks=1.51)
+  monkeypatch.setattr(bench, 'measure', lambda *_: (records, (1.0, 1.0)))
+  for record, code, said in ((kept, 0, '1.1'), (broken, 1, '1.51')):
+    monkeypatch.setattr(logprob_memory, 'measure', lambda *_, r=record: r)
+    assert bench.run(config, None) == code
+    caption = ' '.join(capsys.readouterr().out.split())
+    assert f'150,000 pieces: {said}' in caption
 
 
 def test_scripted_policy_follows_its_script(config):
@@ -114,20 +146,22 @@ def test_flops_are_those_that_xla_counts(config):
   counted = jitted.compile().cost_analysis()['flops']
   c = model.config
   unseen = length * (length - 1) / 2 * 4 * c.num_heads * c.head_dim
-  ours = bench.row_flops(c, length) + c.num_layers * unseen
+  ours = roofline.row_flops(c, length) + c.num_layers * unseen
   # Norms, rotations and softmax are work too, but not a matrix product's.
   assert 0.6 * counted < ours < counted
 
 
 def test_more_rows_or_keys_cost_more_but_weights_are_read_once(config):
   c = components.model(config, config.data.vocab_size).config
-  flops, moved = bench.decode_cost(c, 2, 6, 4, 10)
-  more_flops, more_moved = bench.decode_cost(c, 2, 12, 4, 10)
+  flops, moved = roofline.decode_cost(c, 2, 6, 4, 10)
+  more_flops, more_moved = roofline.decode_cost(c, 2, 12, 4, 10)
   np.testing.assert_allclose(more_flops[1:], 2 * flops[1:])
   assert (more_moved[1:] < 2 * moved[1:]).all()
   assert (np.diff(flops[1:]) > 0).all() and (np.diff(moved[1:]) > 0).all()
   half = dataclasses.replace(c, dtype='bfloat16')
-  np.testing.assert_allclose(2 * bench.decode_cost(half, 2, 6, 4, 10)[1], moved)
+  np.testing.assert_allclose(
+    2 * roofline.decode_cost(half, 2, 6, 4, 10)[1], moved
+  )
 
 
 def test_script_stays_within_a_small_vocabulary():

@@ -18,14 +18,14 @@ PACKAGE = ROOT / 'envace_jax'
 # Bottom up. A unit is a package, or a top-level module. It may import itself
 # and whatever lies in a lower row; units of one row never import each other.
 LAYERS = (
-  ('types', 'metrics', 'errors', 'progress', 'process', 'no_ops'),
+  ('types', 'metrics', 'errors', 'progress', 'process', 'no_ops', 'roofline'),
   ('text', 'model', 'tasks', 'endpoints', 'workdirs'),
   ('sampling', 'learning', 'envs', 'weights'),
   ('worlds', 'rewards'),
   ('rollout',),
   ('evaluation', 'report', 'published', 'pretrained'),
   ('data', 'components'),
-  ('refusals',),
+  ('refusals', 'logprob_memory'),
   ('build',),
   ('restore', 'results', 'experience'),
   ('train', 'bench', 'commands', 'check', 'compare', 'export'),

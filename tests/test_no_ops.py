@@ -8,6 +8,9 @@ from experiments import base
 REUSED = {'rl.updates_per_rollout': 4}
 HALF = {'model.dtype': 'bfloat16'}
 WHOLE = {'rl.microbatches': 1, 'warm_start.microbatches': 1}
+PUBLISHED = {'pretrained.path': 'a'}
+ALONE = {'pretrained.path': ''}
+ADAPTED = {'lora.rank': 8}
 PARTS = {'rl.microbatches': 16}
 
 
@@ -57,6 +60,9 @@ def named(changes):
       {'rl.group_size': 8},
     ),
     ('data.files', {}, 'published', {'data.world': 'jsonl'}),
+    ('data.vocab_size', PUBLISHED, 'brings vocabulary', ALONE),
+    ('pretrained.dtype', PUBLISHED, 'freezes nothing', ADAPTED),
+    ('lora.alpha', PUBLISHED, 'trains the weights', ADAPTED),
     ('data.strict', {}, 'published', {'data.world': 'published'}),
     (
       'data.strict',
@@ -83,6 +89,12 @@ def named(changes):
       {'rl.packing': True},
       'not cut',
       {'rl.packing': False},
+    ),
+    (
+      'warm_start.optimizer.b1, .b2, .moments_dtype',
+      {'warm_start.optimizer.kind': 'adafactor'},
+      'no moments',
+      {'warm_start.optimizer.kind': 'adamw'},
     ),
     ('rl.packing', {'rl.packing': True, **WHOLE}, 'left out', PARTS),
     ('rl.kl_estimator', {}, 'rl.kl_act=0', {'rl.kl_act': 0.1}),

@@ -144,7 +144,7 @@ def test_what_is_exported_is_what_was_trained(trained, tmp_path):
       logits = theirs(torch.tensor(ids, dtype=torch.long)).logits.numpy()
     np.testing.assert_allclose(np.asarray(ours), logits, atol=2e-5)
   with pytest.raises(errors.UserError, match='exists already'):
-    commands.export(str(trained), str(out))
+    commands.export(str(trained), str(out), 'float32')
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,14 @@ import pretrained
 import pytest
 import tokenizers as library
 
-from envace_jax import types
-from envace_jax.text import chat_format, fast_tokenizer, formats, recorded_rows
+from envace_jax import errors, types
+from envace_jax.text import (
+  chat_format,
+  fast_tokenizer,
+  formats,
+  recorded_rows,
+  row_breaks,
+)
 from envace_jax.text import template as templates
 
 A = types.Author
@@ -116,9 +122,9 @@ def test_words_and_stops_are_trained_and_joints_are_not(tokenizers):
 
 def test_what_a_later_prompt_shows_otherwise_opens_a_row(tokenizers):
   silent = template_of(tokenizers, 'qwen3', thinking=False)
-  assert formats.Joint.ANSWERED in silent.breaks
-  with pytest.raises(ValueError, match='turn thinking on'):
-    silent.refuse_breaks(user_turns=False)
+  assert formats.Joint.ANSWERED in silent.format.breaks
+  with pytest.raises(errors.UserError, match='rollout.max_rows above 1'):
+    row_breaks.refuse(silent, user_turns=False, max_rows=1)
   recorded = demo(3)
   made = recorded_rows.rows(silent, recorded)
   assert len(made) > 1
@@ -127,9 +133,9 @@ def test_what_a_later_prompt_shows_otherwise_opens_a_row(tokenizers):
     trained = sum((authors == author).sum() for _, authors in made)
     assert trained == (whole == author).sum()
   loud = template_of(tokenizers, 'qwen3')
-  loud.refuse_breaks(user_turns=False)
-  with pytest.raises(ValueError, match='one turn'):
-    loud.refuse_breaks(user_turns=True)
+  row_breaks.refuse(loud, user_turns=False, max_rows=1)
+  with pytest.raises(errors.UserError, match='a reply otherwise'):
+    row_breaks.refuse(loud, user_turns=True, max_rows=1)
 
 
 def test_tokenizers_travel(tokenizers, tmp_path):

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from envace_jax.model import rope
 
 ACTIVATIONS = ('silu', 'gelu_tanh')
+# Who computes attention over a row; 'auto' chooses by platform.
+ATTENTIONS = ('auto', 'reference')
 DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
 
 # The matrices of a layer, and how many of their axes are inputs.
@@ -81,6 +83,7 @@ class TransformerConfig:
   dtype: str = 'float32'
   scan_layers: bool = False
   remat: bool = False
+  attention: str = 'auto'
   max_len: int = 4096  # longest row the model is ever asked for, in tokens
   lora: LoraConfig | None = None  # adapters of what is otherwise frozen
 
@@ -126,6 +129,10 @@ class TransformerConfig:
       raise ValueError(
         f'model.attention_scale={self.attention_scale} must be positive; '
         'None is 1 / sqrt(head_dim)'
+      )
+    if self.attention not in ATTENTIONS:
+      raise ValueError(
+        f'model.attention={self.attention!r} is not one of {list(ATTENTIONS)}'
       )
     if self.dtype not in DTYPES:
       raise ValueError(

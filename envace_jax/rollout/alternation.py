@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from envace_jax import types
-from envace_jax.rollout import episodes
+from envace_jax.rollout import episodes, reopening
 from envace_jax.sampling import generator
-from envace_jax.text import formats, tool_calls
+from envace_jax.text import formats, row_breaks, tool_calls
 from envace_jax.text import template as templates
 from envace_jax.worlds import base as worlds
 
@@ -82,13 +82,19 @@ def run_episodes(
     B finished episodes, in the order of `attempts`.
   """
   tasks = [attempt.task for attempt in attempts]
-  template.refuse_breaks(user_turns=any(task.user_turns for task in tasks))
+  limits = decoder.limits
+  row_breaks.refuse(
+    template,
+    user_turns=any(task.user_turns for task in tasks),
+    max_rows=limits.max_rows,
+  )
   batch = worlds.Batch(tasks=tasks, prompts=prompts, row_keys=row_keys)
   session = generator.Session(
     decoder, params, prompts, batch.group_size, row_keys
   )
   world.open(batch)
-  loop = _Loop(decoder.limits, template, session, world, rules, tasks)
+  opener = reopening.Reopener(limits, template, session, attempts)
+  loop = _Loop(limits, template, session, world, rules, tasks, opener)
   live = list(range(len(attempts)))
   while live:
     live = loop.act(live)
@@ -97,7 +103,8 @@ def run_episodes(
   trained = world.trained_rows()
   return [
     episodes.Finished(
-      rows=(row,) if trained is None else (row, trained[i]),
+      rows=opener.rows(i, row) + (() if trained is None else (trained[i],)),
+      opened_at=opener.opened_at(i),
       stop_reason=loop.rows[i].stop,
       provenance=world.provenance(i),
       sampled_tokens=int(session.sampled_B[i])
@@ -125,10 +132,10 @@ class _RowState:
 class _Loop:
   """Moves all live rows of one batch together."""
 
-  def __init__(self, limits, template, session, world, rules, tasks):
+  def __init__(self, limits, template, session, world, rules, tasks, opener):
     self._limits, self._template = limits, template
     self._session, self._world = session, world
-    self._rules, self._tasks = rules, tasks
+    self._rules, self._tasks, self._opener = rules, tasks, opener
     self.rows = [_RowState() for _ in tasks]
 
   def act(self, live: Sequence[int]) -> list[int]:
@@ -175,6 +182,15 @@ class _Loop:
     responses = self._world.respond(self._session, requests) if requests else []
     for request, response in zip(requests, responses, strict=True):
       self._observe(request.row, response)
+    self._open_action(
+      [
+        request.row
+        for request in requests
+        if self.rows[request.row].stop is None
+        and not self.rows[request.row].calls
+      ],
+      formats.Joint.ANSWERED,
+    )
     return [row for row in live if self.rows[row].stop is None]
 
   def _observe(self, row: int, response: worlds.Response) -> None:
@@ -186,8 +202,6 @@ class _Loop:
     state.joint = formats.Joint.AGAIN
     if self._rules.upstream_termination and self._is_fatal(response):
       state.stop = types.StopReason.TOOL_ERROR
-    elif not state.calls and not self._header(row, formats.Joint.ANSWERED):
-      state.stop = types.StopReason.CONTEXT_FULL
 
   def _next_turn(self, replied: Sequence[int]) -> None:
     """Lets the user speak again, where the script has more and may go on."""
@@ -210,9 +224,10 @@ class _Loop:
         text = self._tasks[row].user_turns[state.turn]
         state.turn += 1
         ids = self._template.user_turn(text)
-        says = self._say(row, ids, types.Author.USER)
-        if not says or not self._header(row, formats.Joint.ASKED):
+        if not self._say(row, ids, types.Author.USER):
           state.stop = types.StopReason.CONTEXT_FULL
+    asked = [row for row in more if self.rows[row].stop is None]
+    self._open_action(asked, formats.Joint.ASKED)
 
   def _allowed(self, rows: Sequence[int]) -> list[bool]:
     gate = self._rules.allow_next_turn
@@ -224,10 +239,11 @@ class _Loop:
       [
         Between(
           task=self._tasks[row],
-          said=read(finished[row].tokens, finished[row].authors),
+          said=read(said.tokens, said.authors),
           turn=self.rows[row].turn,
         )
         for row in rows
+        for said in [self._opener.said(row, finished[row])]
       ]
     )
 
@@ -282,6 +298,15 @@ class _Loop:
       if stop is not None:
         return stop
     return self._hand_over(row, ids, types.Author.WORLD)
+
+  def _open_action(self, rows: Sequence[int], joint: formats.Joint) -> None:
+    """Opens the next action of some rows, in a new row where it must be."""
+    stops = self._opener.reopen(rows)
+    for row in rows:
+      state = self.rows[row]
+      state.stop = stops.get(row)
+      if state.stop is None and not self._header(row, joint):
+        state.stop = types.StopReason.CONTEXT_FULL
 
   def _header(self, row: int, joint: formats.Joint) -> bool:
     """Opens the next turn; False when nothing can follow its header."""

@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 import dataclasses
 
+import numpy as np
+
 from envace_jax import types
+from envace_jax.text import formats, row_breaks
 from envace_jax.text import template as templates
 from envace_jax.worlds import base as worlds
 
@@ -17,6 +20,7 @@ class Finished:
   provenance: worlds.Provenance
   sampled_tokens: int = 0
   state_hash: str | None = None
+  opened_at: Sequence[int] = (0,)  # see types.Episode
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,29 @@ def attempts_of(
   ]
 
 
+def opening(attempt: Attempt, template: templates.Template) -> formats.Opening:
+  """What an attempt's prompt says."""
+  task = attempt.task
+  return template.opening(
+    task.instruction, attempt.notes, task.tools, task.system
+  )
+
+
+def stream(rows: Sequence[types.Row], opened_at: Sequence[int]) -> types.Row:
+  """All that was said in ACT's rows of an episode, each turn once."""
+  if len(opened_at) == 1:
+    return rows[0]
+  parts = list(zip(rows, opened_at, strict=False))
+  joined = lambda name: np.concatenate(
+    [getattr(row, name)[start:] for row, start in parts]
+  )
+  return types.Row(
+    tokens=joined('tokens'),
+    authors=joined('authors'),
+    logprobs=joined('logprobs'),
+  )
+
+
 def episode_of(
   attempt: Attempt, finished: Finished, template: templates.Template
 ) -> types.Episode:
@@ -58,7 +85,8 @@ def episode_of(
   A last reply that did not end the episode is one to a turn before the last:
   the user would have gone on.
   """
-  reading = template.read(finished.rows[0].tokens, finished.rows[0].authors)
+  said = stream(finished.rows, finished.opened_at)
+  reading = template.read(said.tokens, said.authors)
   replied = finished.stop_reason is types.StopReason.REPLIED
   turn_replies = list(reading.turn_replies)
   if not replied and reading.reply is not None:
@@ -78,6 +106,8 @@ def episode_of(
     sampled_tokens=finished.sampled_tokens,
     state_hash=finished.state_hash,
     notes=attempt.notes,
+    opened_at=tuple(finished.opened_at),
+    breaks=_breaks(attempt, finished, template),
   )
 
 
@@ -91,4 +121,17 @@ def generation_counts(episode: types.Episode) -> tuple[int, int]:
   return (
     authors.count(types.Author.ACT),
     authors.count(types.Author.REHEARSE),
+  )
+
+
+def _breaks(attempt, finished, template) -> int:
+  """Prompts that broke a row: it was opened anew, or let stand."""
+  if len(finished.opened_at) > 1:
+    return len(finished.opened_at) - 1
+  row = finished.rows[0]
+  return row_breaks.count(
+    template,
+    opening(attempt, template),
+    (row.tokens, row.authors),
+    attempt.task.user_turns,
   )

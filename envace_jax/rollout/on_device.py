@@ -25,7 +25,7 @@ from envace_jax import types
 from envace_jax.model import transformer
 from envace_jax.rollout import episodes
 from envace_jax.sampling import decode, generator
-from envace_jax.text import formats
+from envace_jax.text import formats, row_breaks
 from envace_jax.text import template as templates
 from envace_jax.worlds import base as worlds
 
@@ -77,7 +77,7 @@ def rehearse_episodes(
   Returns:
     P * group_size finished episodes, group by group.
   """
-  template.refuse_breaks(user_turns=False)
+  row_breaks.refuse(template, user_turns=False, max_rows=1)
   ids_PW, authors_PW, count_P = generator.pad_prompts(decoder, prompts)
   header_RW, header_count_R = headers(template)
   state = run(

@@ -33,6 +33,7 @@ def summarise(
     'success': share(successes),
     'unscored': len(scores) - len(rewards),
     'steps': share([len(episode.steps) for episode in episodes]),
+    'breaks': share([episode.breaks for episode in episodes]),
     'row_tokens': share([len(r.tokens) for e in episodes for r in e.rows]),
     'act_tokens': tokens(types.Author.ACT) / len(episodes),
     'rehearse_tokens': tokens(types.Author.REHEARSE) / len(episodes),

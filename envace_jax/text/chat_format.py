@@ -75,6 +75,7 @@ class ChatFormat:
       )
       if breaks
     )
+    self.append_only = not (self.breaks or has_thoughts)
 
   def prompt(
     self, opening: formats.Opening, turns: Sequence[formats.Turn] = ()

@@ -80,6 +80,7 @@ class Format(Protocol):
   joints: Mapping[Joint, tuple[int, ...]]  # AGAIN may be absent
   # Joints at which a prompt made anew does not start with the row so far.
   breaks: frozenset[Joint]
+  append_only: bool  # such a prompt continues the row, whatever is said
 
   def prompt(self, opening: Opening, turns: Sequence[Turn]) -> list[int]:
     """A row that is made in one go, up to the joint before the next action."""
@@ -113,6 +114,7 @@ class Own:
   """Headers, ends and marks are control pieces of CONTROL."""
 
   breaks = frozenset()
+  append_only = True
 
   def __init__(self, tokenizer: tokenizers.Tokenizer):
     self._tokenizer = tokenizer

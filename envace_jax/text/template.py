@@ -89,7 +89,7 @@ class Template:
     self.pad_id = tokenizer.pad_id
     self.marker = self.format.marker
     self.stop_ids = self.format.stop_ids
-    self.breaks = self.format.breaks
+    self.control_ids = sorted(set(tokenizer.control.values()))
     self._stops = {i for ids in self.stop_ids.values() for i in ids}
 
   def prompt(
@@ -104,23 +104,6 @@ class Template:
     ids = np.asarray(self.format.prompt(opening, ()), np.int32)
     prompt = _authored(ids, types.Author.PROMPT)
     return join([prompt, self.header(formats.Joint.ASKED)])
-
-  def refuse_breaks(self, *, user_turns: bool) -> None:
-    """Refuses sampled episodes whose rows later prompts would not continue.
-
-    Raises:
-      ValueError: such a joint can come up.
-    """
-    if formats.Joint.ANSWERED in self.breaks:
-      raise ValueError(
-        'this chat template shows a call otherwise once it is answered, so '
-        'that an episode is no single row; turn thinking on'
-      )
-    if user_turns and formats.Joint.ASKED in self.breaks:
-      raise ValueError(
-        'this chat template shows a reply otherwise once the user speaks '
-        'again, so that an episode is no single row; use tasks of one turn'
-      )
 
   def header(self, joint: formats.Joint) -> Span:
     """The tokens that stand between two turns, FORCED."""
