@@ -7,6 +7,7 @@ again for each distinct shard.
 """
 
 from collections.abc import Callable
+import gc
 from typing import Any
 
 import jax
@@ -75,6 +76,10 @@ def _place(read, parameter, layers, stacked, sharding, dtype) -> jax.Array:
     # Copies to devices may be under way: the next shard waits for them, or
     # the host would hold many.
     jax.block_until_ready(arrays)
+    # Nor this one while the next is filled: JAX lets go of what it has copied
+    # when Python collects garbage.
+    del shard
+    gc.collect(0)
   return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
 
