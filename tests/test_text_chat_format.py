@@ -122,7 +122,7 @@ def test_words_and_stops_are_trained_and_joints_are_not(tokenizers):
 
 def test_what_a_later_prompt_shows_otherwise_opens_a_row(tokenizers):
   silent = template_of(tokenizers, 'qwen3', thinking=False)
-  assert formats.Joint.ANSWERED in silent.breaks
+  assert formats.Joint.ANSWERED in silent.format.breaks
   with pytest.raises(errors.UserError, match='rollout.max_rows above 1'):
     row_breaks.refuse(silent, user_turns=False, max_rows=1)
   recorded = demo(3)
