@@ -229,9 +229,17 @@ def test_a_sampled_empty_thought_breaks_its_row(policy, loud):
   for left, right in zip(kept, opened, strict=True):
     assert left.breaks == right.breaks == len(right.rows) - 1
     assert left.steps == right.steps and left.reply == right.reply
+  # The first call stands in both rows, and is trained in one.
+  late = [THOUGHT + CALL, EMPTY + CALL, THOUGHT + 'Ok.']
+  (episode,) = play(policy, loud, [late])
+  first, second = episode.rows
+  called = (A.ACT, THOUGHT + CALLED)
+  assert called in spans(loud, first) and called not in spans(loud, second)
+  assert (A.COPIED, THOUGHT + CALLED) in spans(loud, second)
+  assert episodes.generation_counts(episode)[0] == len(late)
 
 
-def test_what_needs_more_rows_or_tokens_ends(policy, silent):
+def test_what_needs_more_rows_or_tokens_ends(policy, silent, tokenizer):
   script = [CALL, CALL, CALL, 'Done.']
   (whole,) = play(policy, silent, [script])
   assert whole.stop_reason is Stop.REPLIED and len(whole.rows) == 4
@@ -242,6 +250,17 @@ def test_what_needs_more_rows_or_tokens_ends(policy, silent):
   length = len(whole.rows[1].tokens)
   (full,) = play(policy, silent, [script], max_row_tokens=length)
   assert full.stop_reason is Stop.CONTEXT_FULL and len(full.steps) == 2
+  # Room for what was said, none for the template's longer spelling of it.
+  control, encode = tokenizer.control, tokenizer.encode
+  compact = np.array([
+    control['<tool_call>'],
+    *encode('{"name":"f","arguments":{"i":[1,2,3,4,5,6,7,8,9]}}'),
+    control['</tool_call>'], control['<|im_end|>'],
+  ], np.int32)  # fmt: skip
+  (whole,) = play(policy, silent, [[compact, 'Done.']])
+  length = len(whole.rows[0].tokens) + 1
+  (full,) = play(policy, silent, [[compact, 'Done.']], max_row_tokens=length)
+  assert full.stop_reason is Stop.CONTEXT_FULL and len(full.rows) == 1
   with pytest.raises(errors.UserError, match='rollout.max_rows above 1'):
     play(policy, silent, [script], max_rows=1)
   with pytest.raises(errors.UserError, match='rollout.mode=host'):
