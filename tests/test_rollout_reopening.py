@@ -102,7 +102,7 @@ def decoder_of(model, template, **limits):
     act_stop_ids=template.stop_ids[types.Role.ACT],
     rehearse_stop_ids=template.stop_ids[types.Role.REHEARSE],
     prompt_tokens=20,
-    ladder=(64, limits['max_row_tokens']),
+    ladder=(48, limits['max_row_tokens']),
     widths=(16, 64),
   )
 
