@@ -16,7 +16,7 @@ from envace_jax.rollout import alternation, episodes, on_device
 from envace_jax.sampling import keys, samplers, scripted
 from envace_jax.text import chat_format, fast_tokenizer
 from envace_jax.text import template as templates
-from envace_jax.worlds import answers, real, rehearsal
+from envace_jax.worlds import answers, own_row, real, rehearsal
 
 A, Stop = types.Author, types.StopReason
 CALL = '<tool_call>{"name": "f", "arguments": {"i": 1}}</tool_call>'
@@ -267,13 +267,29 @@ def test_what_needs_more_rows_or_tokens_ends(policy, silent, tokenizer):
     on_device.rehearse_episodes(None, silent, None, [], 1, None)
 
 
-def test_each_generation_is_trained_once_where_it_was_sampled(policy, silent):
+def world_of(policy, template, view):
+  """The policy, in ACT's row or in one of its own."""
   model, params = policy
-  anything = answers.Answers(template=silent, max_resamples=None)
-  played = play(
-    policy, silent, [[]] * 6, world=rehearsal.RehearsedWorld(anything)
+  anything = answers.Answers(template=template, max_resamples=None)
+  if view == 'joint':
+    return rehearsal.RehearsedWorld(anything)
+  return own_row.OwnRowWorld(
+    decoder_of(model, template),
+    template,
+    params,
+    lambda task: template.prompt(task.instruction),
+    anything,
+    trained=True,
   )
-  assert sum(len(episode.rows) > 2 for episode in played) > 1
+
+
+@pytest.mark.parametrize('view', ['joint', 'split'])
+def test_each_generation_is_trained_once_where_it_was_sampled(
+  policy, silent, view
+):
+  model, params = policy
+  played = play(policy, silent, [[]] * 6, world=world_of(policy, silent, view))
+  assert sum(len(episode.opened_at) > 2 for episode in played) > 1
   sampled = [int(a) for a in types.AUTHOR_OF_ROLE.values()]
 
   @jax.jit
@@ -295,20 +311,31 @@ def test_each_generation_is_trained_once_where_it_was_sampled(policy, silent):
     assert total == episode.sampled_tokens
     acts, answered = episodes.generation_counts(episode)
     assert acts == answered + 1 or episode.stop_reason is not Stop.REPLIED
-    assert answered >= len(episode.rows) - 1 == episode.breaks
-  limits = {'length_buckets': (240,), 'batch_size': 6 * 4, 'microbatches': 2}
-  batch = batches.pack_episodes(played, np.ones((6, 2)), **limits)
-  assert (batch.lengths == 0).sum() == 24 - sum(len(e.rows) for e in played)
+    assert answered >= len(episode.opened_at) - 1 == episode.breaks
+    if view == 'joint':
+      assert len(episode.rows) == len(episode.opened_at)
+    else:
+      *acting, own = episode.rows
+      assert len(acting) == len(episode.opened_at)
+      assert not any((row.authors == A.REHEARSE).any() for row in acting)
+      assert A.ACT not in own.authors
+      stream = episodes.stream(acting, episode.opened_at)
+      heard = len(own.tokens)  # not what was said last
+      np.testing.assert_array_equal(stream.tokens[:heard], own.tokens)
+  count = 6 * (4 + (view == 'split'))
+  batch = batches.pack_episodes(
+    played, np.ones((6, 2)), length_buckets=(240,), batch_size=count,
+    microbatches=2,
+  )  # fmt: skip
+  assert (batch.lengths > 0).sum() == sum(len(e.rows) for e in played)
   trained = batches.loss_mask(batch, batches.SAMPLED_AUTHORS)
   assert int(trained.sum()) == sum(e.sampled_tokens for e in played)
 
 
 def test_host_and_device_agree_with_thinking_on(policy, loud):
   model, params = policy
-  anything = answers.Answers(template=loud, max_resamples=None)
-  host = play(
-    policy, loud, [[]] * 6, world=rehearsal.RehearsedWorld(anything), max_rows=1
-  )
+  world = world_of(policy, loud, 'joint')
+  host = play(policy, loud, [[]] * 6, world=world, max_rows=1)
   device = on_device.rehearse_episodes(
     decoder_of(model, loud), loud, params, [loud.prompt('go')], 6,
     keys.rows(keys.stream(0, 'rollout', 0), range(6)),
