@@ -1,5 +1,6 @@
 """What one RL step learns from: who is compared with whom, and who is left."""
 
+import dataclasses
 import types as python_types
 
 import jax
@@ -10,6 +11,7 @@ import stub_endpoint
 from envace_jax import build, errors, experience, no_ops, refusals, types
 from envace_jax.model import transformer
 from envace_jax.rollout import statistics
+from envace_jax.text import formats
 from experiments import base, quickstart
 
 A, Source = types.Author, types.Source
@@ -89,6 +91,56 @@ def test_a_minibatch_of_nothing_scored_keeps_its_rows():
   assert sorted(batch.lengths) == [3, 4] and not batch.advantages.any()
 
 
+def of_rows(rewards, rows):
+  """A group whose episodes have several rows, one generation each."""
+  group = []
+  for i, (reward, count) in enumerate(zip(rewards, rows, strict=True)):
+    one = episode_of(0, REAL, 3 + i)
+    many = one.rows * count
+    group.append(
+      (dataclasses.replace(one, rows=many, breaks=count - 1), scored(reward))
+    )
+  return group
+
+
+def test_rows_of_an_episode_share_its_advantage():
+  group = of_rows([1.0, 0.0, 0.5], [3, 1, 2])
+  (batch,), _ = pack([group], **{'rollout.max_rows': 3})
+  assert batch.tokens.shape[0] == 3 * 3
+  # Each episode counts once per generation: the mean is (3 + 0 + 2 * .5) / 6.
+  mean = 4 / 6
+  found = sorted(
+    zip(batch.lengths.tolist(), batch.advantages[:, 1].tolist(), strict=True)
+  )
+  expected = [(0, 0.0)] * 3 + [(3, 1 - mean)] * 3 + [(4, -mean)]
+  expected += [(5, 0.5 - mean)] * 2
+  assert [n for n, _ in found] == [n for n, _ in expected]
+  assert [a for _, a in found] == pytest.approx([a for _, a in expected])
+  # The shape does not depend on how many rows there were.
+  (fewer,), _ = pack(
+    [of_rows([1.0, 0.0, 0.5], [1, 1, 1])], **{'rollout.max_rows': 3}
+  )
+  assert fewer.tokens.shape == batch.tokens.shape
+
+
+def test_rows_that_broke_are_told():
+  episodes, scores = zip(*of_rows([1.0, 0.0, 0.5], [3, 1, 2]), strict=True)
+  assert statistics.summarise(episodes, scores)['breaks'] == 1.0
+
+
+def test_a_format_that_breaks_rows_is_refused_before_anything_compiles(
+  tmp_path, monkeypatch
+):
+  config = quickstart.get_config('smoke')
+  monkeypatch.setattr(
+    formats.Own, 'breaks', frozenset({formats.Joint.ANSWERED})
+  )
+  with pytest.raises(errors.UserError, match='rollout.max_rows above 1'):
+    build.Setup(config, tmp_path)
+  config.rollout.update({'mode': 'host', 'max_rows': 2})
+  build.Setup(config, tmp_path)
+
+
 def test_a_group_has_signal_where_attempts_are_compared():
   split = [(episode_of(0, REAL), scored(1.0)),
            (episode_of(0, REHEARSED), scored(0.0)),
@@ -146,6 +198,17 @@ SERVED = {
     ({'rollout.real_fraction': 0.5}, 'set rollout.mode=host'),
     ({'rollout.real_steps_fraction': 0.5}, 'set rollout.mode=host'),
     ({**HOST, 'rollout.world': 'null', 'rollout.real_fraction': 0.5}, 'null'),
+    ({'rollout.max_rows': 2}, 'set rollout.mode=host, or rollout.max_rows=1'),
+    ({**HOST, 'rollout.max_rows': 0}, 'max_rows=0; use at least 1'),
+    (
+      {
+        **HOST,
+        'rollout.view': 'split',
+        'rl.share_roles': False,
+        'rollout.max_rows': 2,
+      },
+      'rl.share_roles=True',
+    ),
     ({**SERVED, 'rollout.simulator_workdir': 'runs/x'}, 'leave one of them'),
     ({**SERVED, 'rollout.simulator_endpoint.model': ''}, 'name the model'),
     ({'rollout.simulator_attempts.backoff_s': 0.0}, 'must be positive'),

@@ -129,7 +129,7 @@ def _compile(source: str):
     from jinja2 import sandbox
   except ImportError as e:
     raise ValueError(
-      "a chat template needs Jinja; pip install 'jinja2>=3.1'"
+      "a chat template needs Jinja; pip install 'envace_jax[hf]'"
     ) from e
   environment = sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True,

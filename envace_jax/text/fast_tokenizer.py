@@ -159,7 +159,8 @@ def _content_pieces(parts: Mapping):
     import tokenizers
   except ImportError as e:
     raise ValueError(
-      "a tokenizer.json needs the tokenizers library; pip install 'tokenizers'"
+      'a tokenizer.json needs the tokenizers library; pip install '
+      "'envace_jax[hf]'"
     ) from e
   added = {token['content'] for token in parts['added_tokens']}
   merged = {
