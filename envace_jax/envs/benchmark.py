@@ -1,0 +1,89 @@
+"""The seam to a benchmark: its tasks, attempts at them, and its own verdict.
+
+A benchmark brings its own tools, data and checkers, and they decide. Whoever is
+measured is given messages and answers with a reply; what comes back is other
+messages, until the attempt is over. Nothing a model writes is raised: it is an
+observation, or counts against the attempt.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Literal, Protocol
+
+from envace_jax import types
+
+# How tools are shown: as JSON schemas, or as one line `name(argument, ...)`.
+Signatures = Literal['schemas', 'compact']
+
+
+class AttemptFailed(Exception):
+  """Somebody but the policy broke an attempt: it is errored, and not wrong."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reply:
+  """What the policy said. Calls that could not be read are among the calls."""
+
+  text: str  # without its calls
+  calls: Sequence[types.ToolCall | types.ParseError] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Message:
+  """What is said to the policy."""
+
+  role: Literal['user', 'tool']
+  text: str
+  error: str | None = None  # why a call failed; None for success and for users
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+  """The benchmark's verdict on one attempt."""
+
+  reward: float  # in [0, 1], by the benchmark's own rule
+  success: bool
+  reason: str = ''  # the benchmark's own name of a failure; '' for success
+  parts: types.Json = dataclasses.field(default_factory=dict)  # its components
+
+
+class Attempt(Protocol):
+  """One attempt at one task. It shares no state with any other attempt."""
+
+  system: str  # '' for none
+  instruction: str  # the user's first message
+  tools: Sequence[types.Json]  # OpenAI function schemas; may grow, by turns
+
+  def respond(self, reply: Reply) -> Sequence[Message]:
+    """Executes calls or hears a text; empty when the attempt is over.
+
+    One tool message per call, in their order, or one user message.
+
+    Raises:
+      AttemptFailed: the benchmark's own machinery, or its user, broke down.
+    """
+
+  def score(self) -> Outcome:
+    """The verdict on what was said so far; may be asked once."""
+
+  def close(self) -> None:
+    """Releases what the attempt holds."""
+
+
+class Benchmark(Protocol):
+  """A set of tasks, by category."""
+
+  name: str
+  version: str  # of package and data, as printed beside every score
+
+  def categories(self) -> Sequence[str]:
+    """What scores are reported by; a category is a name like a file's."""
+
+  def task_ids(self, category: str) -> Sequence[str]:
+    """In the benchmark's own order."""
+
+  def open(self, task_id: str) -> Attempt:
+    """A fresh attempt."""
+
+  def oracle(self, task_id: str) -> Sequence[Reply] | None:
+    """Replies that earn full marks; None where nobody recorded any."""
