@@ -44,6 +44,7 @@ from envace_jax import (
   types,
 )
 from envace_jax.learning import batch as batches
+from envace_jax.learning import state as states
 from envace_jax.learning import step as learning
 from envace_jax.model import config as model_config
 from envace_jax.model import sharding, transformer
@@ -133,7 +134,7 @@ def sampled_workloads(config, model, mesh) -> dict[str, Workload]:
   groups, rows = rl.tasks_per_step, rl.tasks_per_step * rl.group_size
   untied = dataclasses.replace(model.config, tie_embeddings=False, lora=None)
   model = transformer.Transformer(untied)
-  shardings = learning.network_shardings(model, mesh)
+  shardings = states.network_shardings(model, mesh)
   params = jax.device_put(scripted.params(model, successor), shardings)
   role = lambda s: samplers.SamplerConfig(**s.to_dict() | {'temperature': 0.0})
   decoder = generator.Decoder(
@@ -231,7 +232,7 @@ def train_workload(config, model, mesh) -> Workload:
     flops_B = np.append(flops_B, 3 * roofline.row_flops(model.config, more_B))
     lengths_B = np.append(lengths_B, more_B)
   tx, key = components.optimizer(rl), keys.stream(config.seed, 'init', 0)
-  state = learning.init_state(model, tx, key, mesh)
+  state = states.init_state(model, tx, key, mesh)
   base, ref = None, None
   if model.config.lora is not None:
     base = sharding.initialize(

@@ -16,7 +16,7 @@ from envace_jax.envs import desk, desk_tasks
 from envace_jax.evaluation import evaluator as evaluators
 from envace_jax.evaluation import runner as runners
 from envace_jax.learning import batch as batches
-from envace_jax.learning import step as learning
+from envace_jax.learning import state as states
 from envace_jax.model import lora, per_role, sharding, transformer
 from envace_jax.rewards import judge_cache, judge_endpoint, scoring
 from envace_jax.rollout import collect
@@ -103,17 +103,17 @@ class Setup:
       for salt, name in enumerate(('warm_start', 'supervised', 'anchor'))
     }
 
-  def fresh_state(self, tx) -> learning.TrainState:
+  def fresh_state(self, tx) -> states.TrainState:
     """Where a run begins: published weights, adapters of them, or neither."""
     key = keys.stream(self.config.seed, 'init', 0)
     if self._published is None or self.base is not None:
-      return learning.init_state(self.model, tx, key, self.mesh)
+      return states.init_state(self.model, tx, key, self.mesh)
     params = self._published.load(
       self.model.config,
-      learning.network_shardings(self.model, self.mesh),
+      states.network_shardings(self.model, self.mesh),
       'float32',
     )
-    return learning.start_from(params, self.model, tx, self.mesh)
+    return states.start_from(params, self.model, tx, self.mesh)
 
   @functools.cached_property
   def base(self) -> transformer.Params | None:
@@ -122,7 +122,7 @@ class Setup:
       return None
     return self._published.load(
       self.model.config,
-      learning.network_shardings(self.model, self.mesh),
+      states.network_shardings(self.model, self.mesh),
       self.config.pretrained.dtype,
     )
 

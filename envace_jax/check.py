@@ -12,7 +12,7 @@ import jax
 import ml_collections
 
 from envace_jax import components, no_ops, pretrained, refusals
-from envace_jax.learning import step as learning
+from envace_jax.learning import state as states
 from envace_jax.model import config as model_config
 from envace_jax.model import per_role, transformer
 
@@ -90,7 +90,7 @@ def _abstract_state(network, tx, share_roles):
   params = nn.meta.unbox(transformer.init_trained(network, jax.random.key(0)))
   if not share_roles:
     params = per_role.PerRole(act=params, rehearse=params)
-  return learning.TrainState(
+  return states.TrainState(
     step=jax.numpy.int32(0), params=params, opt_state=tx.init(params)
   )
 

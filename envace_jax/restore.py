@@ -8,7 +8,7 @@ import optax
 from envace_jax import build, errors, types, workdirs
 from envace_jax import data as datasets
 from envace_jax.learning import checkpoints
-from envace_jax.learning import step as learning
+from envace_jax.learning import state as states
 from envace_jax.model import per_role, transformer
 
 # Of networks or, where a run has adapters, of those.
@@ -88,6 +88,6 @@ def _shares_roles(config: ml_collections.ConfigDict) -> bool:
 
 def _shapes(setup: build.Setup, share_roles: bool):
   # Parameters have the same shapes whatever updates them.
-  return learning.abstract_state(
+  return states.abstract_state(
     setup.model, optax.identity(), setup.mesh, share_roles=share_roles
   ).params

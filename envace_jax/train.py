@@ -29,9 +29,10 @@ from envace_jax import (
 )
 from envace_jax import metrics as metric_files
 from envace_jax.learning import checkpoints, reuse
+from envace_jax.learning import state as states
 from envace_jax.learning import step as learning
 
-State = learning.TrainState
+State = states.TrainState
 # What a phase carries from step to step beside its arrays: JSON, checkpointed.
 Carry = Mapping[str, int]
 Numbers = Mapping[str, float]
@@ -148,8 +149,8 @@ def _reinforce(
   else:
     advance = _policy_advance(setup, warm, tx)
   if state is None:
-    start = warm if config.share_roles else learning.separate(warm)
-    state, carry = learning.restart(start, tx, setup.mesh), {'task_cursor': 0}
+    start = warm if config.share_roles else states.separate(warm)
+    state, carry = states.restart(start, tx, setup.mesh), {'task_cursor': 0}
   loop.warm_up('rl', state, advance, carry)
   return loop.run('rl', state, advance, saves, carry)
 
@@ -297,9 +298,7 @@ def _restore(
   if saves.latest_step() is None:
     return None, {}
   state, meta = saves.restore(
-    learning.abstract_state(
-      setup.model, tx, setup.mesh, share_roles=share_roles
-    )
+    states.abstract_state(setup.model, tx, setup.mesh, share_roles=share_roles)
   )
   return state, meta['carry']
 

@@ -32,6 +32,7 @@ import transformers
 from envace_jax import types
 from envace_jax.learning import batch as batches
 from envace_jax.learning import objective
+from envace_jax.learning import state as states
 from envace_jax.learning import step as learning
 from envace_jax.model import config as model_config
 from envace_jax.model import sharding, transformer
@@ -106,7 +107,7 @@ def our_train_step(config, base, lengths, tokens):
     microbatches=MICROBATCHES, logprob_chunk=128,
     row_buckets=tuple(int(n) for n in lengths[3::8]),
   )  # fmt: skip
-  state = learning.init_state(model, tx, jax.random.key(0), mesh, base=base)
+  state = states.init_state(model, tx, jax.random.key(0), mesh, base=base)
   step = learning.make_supervised_step(model, tx, loss, mesh, base=base)
   authors = np.full(LENGTH, types.Author.ACT, np.int8)
   batch = batches.pack_rows(

@@ -12,6 +12,7 @@ import pytest
 
 from envace_jax.learning import batch as batches
 from envace_jax.learning import objective, step
+from envace_jax.learning import state as states
 from envace_jax.model import config as config_lib
 from envace_jax.model import lora, per_role, sharding, transformer
 
@@ -96,16 +97,16 @@ def train(net, mesh_shape, tx):
   _, model, base, _ = net
   rng = np.random.default_rng(2)
   mesh = sharding.make_mesh(*mesh_shape)
-  base = jax.device_put(base, step.network_shardings(model, mesh))
-  abstract = step.abstract_state(model, tx, mesh, share_roles=False)
+  base = jax.device_put(base, states.network_shardings(model, mesh))
+  abstract = states.abstract_state(model, tx, mesh, share_roles=False)
   trained = jax.tree.map(
     lambda x: jax.device_put(
       (0.2 * rng.normal(size=x.shape)).astype(np.float32), x.sharding
     ),
     abstract.params,
   )
-  start = step.TrainState(jnp.int32(0), trained, ())
-  state = step.restart(start, tx, mesh)
+  start = states.TrainState(jnp.int32(0), trained, ())
+  state = states.restart(start, tx, mesh)
   update = step.make_policy_step(
     model, tx, CONFIG, mesh, share_roles=False, base=base
   )
@@ -158,8 +159,8 @@ def test_eight_devices_equal_one(net):
 def test_a_fresh_state_holds_adapters_as_the_abstract_state_says(net):
   _, model, _, _ = net
   mesh, tx = sharding.make_mesh(1, 2, 1), optax.adam(1e-3)
-  state = step.init_state(model, tx, jax.random.key(0), mesh)
-  abstract = step.abstract_state(model, tx, mesh)
+  state = states.init_state(model, tx, jax.random.key(0), mesh)
+  abstract = states.abstract_state(model, tx, mesh)
   assert jax.tree.structure(state) == jax.tree.structure(abstract)
   for x, y in zip(*map(jax.tree.leaves, (state, abstract)), strict=True):
     assert (x.shape, x.dtype, x.sharding) == (y.shape, y.dtype, y.sharding)

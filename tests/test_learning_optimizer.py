@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from envace_jax.learning import checkpoints, optimizer, step
+from envace_jax.learning import checkpoints, optimizer
+from envace_jax.learning import state as states
 from envace_jax.model import per_role, sharding, transformer
 
 SETTINGS = {
@@ -126,7 +127,7 @@ def test_states_live_where_the_abstract_state_says(wide, kind, share_roles):
   if not share_roles:
     tx = optimizer.for_each_role(act=tx, rehearse=tx)
   mesh = sharding.make_mesh(2, 2, 2)
-  abstract = step.abstract_state(wide, tx, mesh, share_roles=share_roles)
+  abstract = states.abstract_state(wide, tx, mesh, share_roles=share_roles)
   specs = jax.tree.map(lambda x: x.sharding, abstract.opt_state)
   shapes = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract.params)
   state = jax.jit(tx.init, out_shardings=specs)(shapes)
@@ -156,7 +157,9 @@ def test_eight_devices_update_as_one(wide, kind):
   params, grads = draw(), [draw() for _ in range(2)]
   ends = []
   for mesh in (sharding.make_mesh(), sharding.make_mesh(2, 2, 2)):
-    at = jax.tree.map(lambda x: x.sharding, step.abstract_state(wide, tx, mesh))
+    at = jax.tree.map(
+      lambda x: x.sharding, states.abstract_state(wide, tx, mesh)
+    )
 
     def run(params, grads):
       state, total = tx.init(params), None
@@ -177,7 +180,7 @@ def test_eight_devices_update_as_one(wide, kind):
 def test_a_resumed_state_has_the_dtypes_and_values_saved(wide, kind, tmp_path):
   tx = optimizer.for_each_role(act=make(**KEPT[kind]), rehearse=None)
   mesh = sharding.make_mesh(1, 2, 1)
-  abstract = step.abstract_state(wide, tx, mesh, share_roles=False)
+  abstract = states.abstract_state(wide, tx, mesh, share_roles=False)
   rng = np.random.default_rng(4)
   state = jax.tree.map(
     lambda x: jax.device_put(

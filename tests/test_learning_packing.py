@@ -24,6 +24,7 @@ from envace_jax.learning import (
   surrogates,
 )
 from envace_jax.learning import batch as batches
+from envace_jax.learning import state as states
 from envace_jax.model import logprobs, sharding
 from envace_jax.tasks import order
 from experiments import base, quickstart
@@ -316,9 +317,9 @@ def test_a_step_on_two_devices_and_proximal_scores_are_those_of_unpacked(lab):
     batch = make_batch(packed, microbatches=parts)
     batch = sharding.place_batch(batch.replace(proximal_logprobs=None), mesh)
     shardings = jax.tree.map(
-      lambda x: x.sharding, step.abstract_state(model, tx, mesh)
+      lambda x: x.sharding, states.abstract_state(model, tx, mesh)
     )
-    state = step.TrainState(
+    state = states.TrainState(
       np.int32(0), params, jax.tree.map(np.array, tx.init(params))
     )
     state = jax.device_put(state, shardings)

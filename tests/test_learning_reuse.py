@@ -9,6 +9,7 @@ import pytest
 
 from envace_jax.learning import batch as batches
 from envace_jax.learning import objective, optimizer, reuse, step, surrogates
+from envace_jax.learning import state as states
 from envace_jax.model import sharding, transformer
 
 LENGTHS = np.array([12, 5, 9, 12, 7, 3, 10, 8])
@@ -28,7 +29,7 @@ def test_parts_are_a_partition_that_depends_on_the_seed_alone(parts):
 
 
 def fake_state():
-  return step.TrainState(jnp.int32(4), {'w': jnp.float32(0)}, ())
+  return states.TrainState(jnp.int32(4), {'w': jnp.float32(0)}, ())
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_the_second_update_is_off_policy_and_the_first_is_not(tiny_model):
     history.append({name: float(x) for name, x in metrics.items()})
     return state, metrics
 
-  state = step.TrainState(
+  state = states.TrainState(
     jnp.int32(7), jax.tree.map(jnp.copy, params), jax.jit(tx.init)(params)
   )
   state, metrics = reuse.update_repeatedly(update, state, [rows], updates=3)

@@ -13,6 +13,7 @@ import pytest
 
 from envace_jax.learning import batch as batches
 from envace_jax.learning import kl, objective, optimizer, step
+from envace_jax.learning import state as states
 from envace_jax.model import logprobs, sharding, transformer
 from envace_jax.types import Author, Role
 
@@ -105,9 +106,9 @@ class Lab:
   def placed(self, mesh):
     """Fresh arrays: a step donates its state, and params are shared."""
     shardings = jax.tree.map(
-      lambda x: x.sharding, step.abstract_state(self.model, self.tx, mesh)
+      lambda x: x.sharding, states.abstract_state(self.model, self.tx, mesh)
     )
-    state = step.TrainState(
+    state = states.TrainState(
       np.int32(0),
       self.params,
       jax.tree.map(np.array, self.tx.init(self.params)),
@@ -286,8 +287,8 @@ def test_supervised_steps_learn_both_roles_from_one_mean(lab):
 
 def test_a_fresh_state_is_what_the_abstract_state_says(lab):
   mesh = sharding.make_mesh(2, 2, 2)
-  state = step.init_state(lab.model, lab.tx, jax.random.key(0), mesh)
-  abstract = step.abstract_state(lab.model, lab.tx, mesh)
+  state = states.init_state(lab.model, lab.tx, jax.random.key(0), mesh)
+  abstract = states.abstract_state(lab.model, lab.tx, mesh)
   assert jax.tree.structure(state) == jax.tree.structure(abstract)
   for x, y in zip(*map(jax.tree.leaves, (state, abstract)), strict=True):
     assert (x.shape, x.dtype, x.sharding) == (y.shape, y.dtype, y.sharding)

@@ -25,6 +25,7 @@ from envace_jax import data as datasets
 from envace_jax.learning import batch as batches
 from envace_jax.learning import checkpoints, objective, reuse
 from envace_jax.learning import optimizer as optimizers
+from envace_jax.learning import state as states
 from envace_jax.learning import step as learning
 from envace_jax.model import per_role, sharding
 from envace_jax.rollout import collect
@@ -96,8 +97,8 @@ def one_step(net, tx, config, params):
   model, _, ref_params = net
   mesh = sharding.make_mesh()
   step = learning.make_policy_step(model, tx, config, mesh, share_roles=False)
-  shared = learning.TrainState(jnp.int32(0), params, ())
-  state = learning.restart(learning.separate(shared), tx, mesh)
+  shared = states.TrainState(jnp.int32(0), params, ())
+  state = states.restart(states.separate(shared), tx, mesh)
   state, metrics = step(state, views(), jax.device_put(ref_params), anchor())
   assert state.step == 1
   return jax.tree.map(np.asarray, (state.params, metrics))
@@ -367,12 +368,12 @@ def test_a_restored_run_goes_on_bit_for_bit(setup, tmp_path, monkeypatch):
       for e in episodes
     ],
   )
-  warm = learning.TrainState(
+  warm = states.TrainState(
     jnp.int32(0), jax.device_put(network(loud, 'q', 'x')), ()
   )
   tx = components.rl_optimizer(config)
   advance = train._policy_advance(loud, warm, tx)
-  state = learning.restart(learning.separate(warm), tx, loud.mesh)
+  state = states.restart(states.separate(warm), tx, loud.mesh)
   carry, lines = {'task_cursor': 0}, []
   with checkpoints.Checkpointer(tmp_path / 'rl') as saves:
     for step in range(3):
@@ -408,7 +409,7 @@ def test_another_run_s_rehearse_network_is_the_simulator(setup, tmp_path, age):
   (other / 'data').mkdir()
   tokenizer = (setup.path / 'data' / datasets.TOKENIZER_FILE).read_bytes()
   (other / 'data' / datasets.TOKENIZER_FILE).write_bytes(tokenizer)
-  state = learning.TrainState(jnp.int32(3), jax.device_put(pair), ())
+  state = states.TrainState(jnp.int32(3), jax.device_put(pair), ())
   with checkpoints.Checkpointer(other / 'checkpoints' / 'rl') as saves:
     saves.save(3, state, {})
   same = lambda a, b: jax.tree.map(np.testing.assert_array_equal, a, b)

@@ -121,7 +121,7 @@ class Checkpointer:
     """(state, meta) of the newest readable step.
 
     `abstract_state` gives structure, shapes, dtypes and shardings
-    (`step.abstract_state`); the mesh need not be the one that saved.
+    (`state.abstract_state`); the mesh need not be the one that saved.
     """
 
     def read(step):

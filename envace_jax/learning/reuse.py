@@ -18,6 +18,7 @@ import numpy as np
 
 from envace_jax.learning import batch as batches
 from envace_jax.learning import objective
+from envace_jax.learning import state as states
 from envace_jax.learning import step as learning
 from envace_jax.model import per_role, sharding, transformer
 
@@ -84,14 +85,14 @@ def make_proximal_scorer(
 
 def update_repeatedly(
   update: Callable[
-    [learning.TrainState, batches.TrainBatch, int],
-    tuple[learning.TrainState, learning.Metrics],
+    [states.TrainState, batches.TrainBatch, int],
+    tuple[states.TrainState, learning.Metrics],
   ],
-  state: learning.TrainState,
+  state: states.TrainState,
   parts: Sequence[batches.TrainBatch],
   *,
   updates: int,
-) -> tuple[learning.TrainState, learning.Metrics]:
+) -> tuple[states.TrainState, learning.Metrics]:
   """`update(state, part, i)` for i < `updates`, over and over the parts.
 
   Metrics are means over the updates, one step is counted for all of them.

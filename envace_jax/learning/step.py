@@ -27,11 +27,10 @@ parameters and optimizer (with its own count of updates) stay as they were.
 """
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import math
 from typing import Any
 
-from flax import linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -40,102 +39,32 @@ import optax
 from envace_jax import types
 from envace_jax.learning import accumulation, losses, objective
 from envace_jax.learning import batch as batches
+from envace_jax.learning import state as states
 from envace_jax.model import lora, per_role, sharding, transformer
 
 Metrics = Mapping[str, jax.Array]  # flat, float32 scalars
 
 
-@flax.struct.dataclass
-class TrainState:
-  """Arrays only."""
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """A train step: its program, and what its arguments must be like."""
 
-  step: jax.Array  # int32, batches consumed
-  params: transformer.Params | per_role.PerRole  # trained: network or adapters
-  opt_state: optax.OptState | per_role.PerRole
+  jitted: Callable[..., tuple[states.TrainState, Metrics]]
+  mesh: Mesh
+  arguments: Callable[..., tuple[Any, ...]]  # checks the caller's, adds ours
 
+  def __call__(self, *arguments) -> tuple[states.TrainState, Metrics]:
+    """Takes the step."""
+    with sharding.use_mesh(self.mesh):
+      return self.jitted(*self.arguments(*arguments))
 
-def init_state(
-  model: transformer.Transformer,
-  tx: optax.GradientTransformation,
-  key: jax.Array,
-  mesh: Mesh,
-) -> TrainState:
-  """A fresh state; no array ever exists unsharded."""
-  return sharding.initialize(
-    lambda key: _init_partitioned(model, tx, key), mesh, key
-  )
+  def lower(self, *arguments) -> jax.stages.Lowered:
+    """The program for arguments of these shapes, to be compiled ahead.
 
-
-def start_from(
-  params: transformer.Params,
-  model: transformer.Transformer,
-  tx: optax.GradientTransformation,
-  mesh: Mesh,
-) -> TrainState:
-  """Step 0 from weights that are placed already, which the state takes over."""
-  shardings = jax.tree.map(
-    lambda x: x.sharding, abstract_state(model, tx, mesh)
-  )
-  with sharding.use_mesh(mesh):
-    begin = jax.jit(
-      lambda params: (jnp.int32(0), tx.init(params)),
-      out_shardings=(shardings.step, shardings.opt_state),
-    )
-    step, opt_state = begin(params)
-  return TrainState(step, params, opt_state)
-
-
-def separate(state: TrainState) -> TrainState:
-  """The state with its network standing for both roles' own.
-
-  Both are the same arrays: `restart` from it before anything is donated.
-  """
-  params = per_role.PerRole(act=state.params, rehearse=state.params)
-  return state.replace(params=params)
-
-
-def restart(
-  state: TrainState, tx: optax.GradientTransformation, mesh: Mesh
-) -> TrainState:
-  """Step 0 of a new phase: a copy of the parameters, a fresh optimizer."""
-
-  def begin(params):
-    params = jax.tree.map(jnp.copy, params)
-    return TrainState(jnp.int32(0), params, tx.init(params))
-
-  with sharding.use_mesh(mesh):
-    return jax.jit(begin)(state.params)
-
-
-def abstract_state(
-  model: transformer.Transformer,
-  tx: optax.GradientTransformation,
-  mesh: Mesh,
-  *,
-  share_roles: bool = True,
-) -> TrainState:
-  """Shapes, dtypes and shardings of `init_state`, to restore into.
-
-  `share_roles=False` is a state with a network per role, and `tx` one for it.
-  """
-  boxed = jax.eval_shape(
-    lambda: _init_partitioned(model, tx, jax.random.key(0), share_roles)
-  )
-  return jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    nn.meta.unbox(boxed),
-    sharding.state_shardings(boxed, mesh),
-  )
-
-
-def network_shardings(model: transformer.Transformer, mesh: Mesh) -> Any:
-  """Where the weights of a network live, whether they are trained or not."""
-  return sharding.state_shardings(
-    jax.eval_shape(
-      lambda: transformer.init_partitioned(model, jax.random.key(0))
-    ),
-    mesh,
-  )
+    The mesh may be of devices that are not there.
+    """
+    with sharding.use_mesh(self.mesh):
+      return self.jitted.lower(*self.arguments(*arguments))
 
 
 def make_supervised_step(
@@ -145,7 +74,7 @@ def make_supervised_step(
   mesh: Mesh,
   *,
   base: transformer.Params | None = None,
-) -> Callable[[TrainState, batches.TrainBatch], tuple[TrainState, Metrics]]:
+) -> Step:
   """`step(state, batch) -> (state, metrics)`; donates the given state.
 
   `base` is what adapters correct, and None for a model without.
@@ -164,25 +93,24 @@ def make_supervised_step(
     return state, metrics
 
   shardings = jax.tree.map(
-    lambda x: x.sharding, abstract_state(model, tx, mesh)
+    lambda x: x.sharding, states.abstract_state(model, tx, mesh)
   )
   jitted = jax.jit(
     step,
     in_shardings=(
       shardings,
-      None if base is None else network_shardings(model, mesh),
+      None if base is None else states.network_shardings(model, mesh),
       sharding.batch_sharding(mesh),
     ),
     out_shardings=(shardings, sharding.replicated(mesh)),
     donate_argnums=0,
   )
 
-  def supervised_step(state, batch):
+  def arguments(state, batch):
     _check_rows('batch', batch, config, mesh)
-    with sharding.use_mesh(mesh):
-      return jitted(state, base, batch)
+    return state, base, batch
 
-  return supervised_step
+  return Step(jitted, mesh, arguments)
 
 
 def make_policy_step(
@@ -193,15 +121,7 @@ def make_policy_step(
   *,
   share_roles: bool = True,
   base: transformer.Params | None = None,
-) -> Callable[
-  [
-    TrainState,
-    batches.TrainBatch | per_role.PerRole,
-    transformer.Params | lora.Adapted | None,
-    batches.TrainBatch | None,
-  ],
-  tuple[TrainState, Metrics],
-]:
+) -> Step:
   """`step(state, batch, ref_params, anchor_batch) -> (state, metrics)`.
 
   `ref_params` is read only if there is a KL weight and `anchor_batch` only if
@@ -209,8 +129,8 @@ def make_policy_step(
   so the reference must be a copy of its parameters, not an alias.
 
   With `share_roles=False`, state and batch are those of a network per role
-  (`separate`, `batches.pack_views`). The reference is one network all the same,
-  and the anchor, which REHEARSE's network learns, one batch.
+  (`state.separate`, `batches.pack_views`). The reference is one network all the
+  same, and the anchor, which REHEARSE's network learns, one batch.
 
   `base` is what adapters correct, and None for a model without. Of adapters,
   the reference may be the base itself, or `Adapted` from it.
@@ -245,7 +165,7 @@ def make_policy_step(
 
   shardings = jax.tree.map(
     lambda x: x.sharding,
-    abstract_state(model, tx, mesh, share_roles=share_roles),
+    states.abstract_state(model, tx, mesh, share_roles=share_roles),
   )
   rows = sharding.batch_sharding(mesh)
   ref = None
@@ -256,7 +176,7 @@ def make_policy_step(
     # Without a sharding of its own a reference stays where it has been placed.
     in_shardings=(
       shardings,
-      None if base is None else network_shardings(model, mesh),
+      None if base is None else states.network_shardings(model, mesh),
       rows,
       ref,
       rows if config.uses_anchor else None,
@@ -265,7 +185,7 @@ def make_policy_step(
     donate_argnums=0,
   )
 
-  def policy_step(state, batch, ref_params, anchor_batch):
+  def arguments(state, batch, ref_params, anchor_batch):
     for rows in batches.all_of(batch):
       _check_rows('batch', rows, config, mesh)
     ref_params = ref_params if config.uses_reference else None
@@ -276,10 +196,9 @@ def make_policy_step(
       if anchor_batch is None:
         raise ValueError(f'nll_weight={config.nll_weight} needs anchor_batch')
       _check_rows('anchor_batch', anchor_batch, config, mesh)
-    with sharding.use_mesh(mesh):
-      return jitted(state, base, batch, ref_params, anchor_batch)
+    return state, base, batch, ref_params, anchor_batch
 
-  return policy_step
+  return Step(jitted, mesh, arguments)
 
 
 def _policy_loss(model, params, ref_params, rows, divisors, config):
@@ -307,7 +226,7 @@ def _update(state, loss_fn, rows, tx, config, mesh):
   params = optax.apply_updates(state.params, updates)
   is_finite = jnp.isfinite(value) & jnp.isfinite(grad_norm)
   keep = lambda new, old: jnp.where(is_finite, new, old)
-  state = TrainState(
+  state = states.TrainState(
     step=state.step + 1,
     params=jax.tree.map(keep, params, state.params),
     opt_state=jax.tree.map(keep, opt_state, state.opt_state),
@@ -319,13 +238,6 @@ def _update(state, loss_fn, rows, tx, config, mesh):
     'skipped': (~is_finite).astype(jnp.float32),
   }
   return state, metrics
-
-
-def _init_partitioned(model, tx, key, share_roles=True):
-  params = transformer.init_trained(model, key)
-  if not share_roles:
-    params = per_role.PerRole(act=params, rehearse=params)
-  return TrainState(jnp.int32(0), params, tx.init(params))
 
 
 def _count(role, mask_BT):

@@ -8,7 +8,7 @@ from envace_jax.model import rope
 
 ACTIVATIONS = ('silu', 'gelu_tanh')
 # Who computes attention over a row; 'auto' chooses by platform.
-ATTENTIONS = ('auto', 'reference')
+ATTENTIONS = ('auto', 'reference', 'fused', 'splash')
 DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
 
 # The matrices of a layer, and how many of their axes are inputs.

@@ -6,7 +6,7 @@ Parameters are float32 and carry logical axis names; compute runs in
 `config.dtype`, except where rounding hurts (norms, rotations, softmax), which
 is float32. Masks and rotations depend on positions only, so the caller makes
 them once and layers share them: all of them, or those with a sliding window
-and those without. Not here: dropout, fused attention kernels.
+and those without. Not here: dropout; who computes attention (`attention`).
 
 Grouped queries: arXiv 2305.13245. SwiGLU, and its variant that gates by GELU:
 arXiv 2002.05202.
@@ -116,7 +116,7 @@ class Attention(nn.Module):
     self,
     x_BTD: jax.Array,
     rotation: rope.Rotation,
-    mask_BTS: jax.Array,
+    visible: attention.Visible,
     cache: KeyValue | None = None,
     slots_BT: jax.Array | None = None,
   ) -> tuple[jax.Array, KeyValue | None]:
@@ -150,7 +150,7 @@ class Attention(nn.Module):
       v_BKSH = kv_cache.write(cache[1], v_BTKH, slots_BT)
       cache = (k_BKSH, v_BKSH)
     out_BTNH = attention.attend(
-      q_BTNH, k_BKSH, v_BKSH, mask_BTS, scale=c.attention_scale
+      q_BTNH, k_BKSH, v_BKSH, visible, scale=c.attention_scale
     )
     # Residual branches add up: keep the sum of 2 * num_layers of them at 1.
     std = (2 * c.num_layers * c.num_heads * c.head_dim) ** -0.5
@@ -208,7 +208,7 @@ class Block(nn.Module):
     self,
     x_BTD: jax.Array,
     rotation: rope.Rotation,
-    mask_BTS: jax.Array,
+    visible: attention.Visible,
     cache: KeyValue | None = None,
     slots_BT: jax.Array | None = None,
     is_sliding: jax.Array | None = None,
@@ -216,12 +216,12 @@ class Block(nn.Module):
   ) -> tuple[jax.Array, KeyValue | None]:
     c = self.config
     if is_sliding is not None:
-      rotation, mask_BTS = jax.tree.map(
-        lambda x, y: jnp.where(is_sliding, x, y), sliding, (rotation, mask_BTS)
+      rotation, visible = jax.tree.map(
+        lambda x, y: jnp.where(is_sliding, x, y), sliding, (rotation, visible)
       )
     norm_BTD = norm(c, 'attention_norm')(x_BTD)
     branch_BTD, cache = Attention(c, name='attention')(
-      norm_BTD, rotation, mask_BTS, cache, slots_BT
+      norm_BTD, rotation, visible, cache, slots_BT
     )
     if c.post_norms:
       branch_BTD = norm(c, 'attention_post_norm')(branch_BTD)

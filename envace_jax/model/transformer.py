@@ -128,7 +128,9 @@ class Transformer(nn.Module):
 
   def _read_row(self, x_BTD, positions_BT, valid_BT):
     c = self.config
-    full, sliding = visibility.of_row(c, positions_BT, valid_BT)
+    full, sliding = visibility.of_row(
+      c, positions_BT, valid_BT, rows=x_BTD.shape[0]
+    )
     if c.scan_layers:
       is_sliding_L = None
       if sliding is not None:
