@@ -21,7 +21,7 @@ import pytest
 from envace_jax.model import attention, logprobs, sharding, transformer
 
 T = 24
-LENGTHS = np.array([24, 17, 1, 0])
+LENGTHS = np.array([24, 24, 1, 0])
 VARIANTS = {
   'grouped': {'num_layers': 1},
   'one_key_head': {'num_layers': 1, 'num_kv_heads': 1, 'attention_scale': 0.5},
@@ -42,13 +42,15 @@ def as_on_tpus(monkeypatch):
 
 
 def packed_rows():
-  """Four rows: whole, padded, of one token, empty; the first holds three."""
+  """Four rows: of three transcripts, padded left, of one token, empty."""
   rng = np.random.default_rng(0)
   positions_BT = np.tile(np.arange(T), (4, 1))
   positions_BT[0] = np.concatenate([np.arange(10), np.arange(3), np.arange(11)])
+  positions_BT[1] -= 7
+  valid_BT = np.arange(T) < LENGTHS[:, None]
   return {
     'tokens': rng.integers(0, 64, (4, T)),
-    'valid': np.arange(T) < LENGTHS[:, None],
+    'valid': valid_BT & (positions_BT >= 0),
     'positions': positions_BT,
   }
 
