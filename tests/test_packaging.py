@@ -21,7 +21,7 @@ QUICK_START = (
 )
 RUN_TESTS = (
   f"{VENV}pip install -e '.[dev,parity]' -c constraints/cpu-py311.txt && "
-  'pytest -n 2 tests'
+  'pip install --no-deps -r constraints/benchmarks.txt && pytest -n 2 tests'
 )
 MODULES = sorted(
   '.'.join(path.relative_to(ROOT).with_suffix('').parts)
