@@ -133,12 +133,10 @@ def _splash(q_BTNH, k_BKTH, v_BKTH, visible, scale):
   """Each device computes its own rows and heads; nothing is exchanged."""
   T = q_BTNH.shape[1]
   q_BNTH = (q_BTNH * scale).astype(q_BTNH.dtype).swapaxes(1, 2)
-  # Rows are filled up to whole blocks by a transcript that is cut off again.
+  # Rows are filled up to whole blocks. Nobody looks ahead, so nobody sees it.
   pad = -T % _BLOCKS[-1]
   grow = lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, pad), (0, 0)))
-  segment_BT = jnp.pad(
-    visible.segment, ((0, 0), (0, pad)), constant_values=PADDING
-  )
+  segment_BT = jnp.pad(visible.segment, ((0, 0), (0, pad)))
 
   def attend_rows(q_BNTH, k_BKTH, v_BKTH, segment_BT):
     kernel = _splash_kernel(q_BNTH.shape[1], T + pad, visible.window)
