@@ -12,14 +12,14 @@ scores: a name that does not exist, whose evaluation fails.
 
 from collections.abc import Sequence
 import itertools
-import json
 import threading
 
 from envace_jax import types
 from envace_jax.envs import benchmark, bfcl_calls, bfcl_package
 from envace_jax.text import tool_calls
 
-REFUSED = 'refused()'
+NO_NAME = 'refused'
+REFUSED = f'{NO_NAME}()'
 # What MathAPI takes any value of, though time and memory grow with it.
 COSTLY = {
   'power': 'exponent',
@@ -94,7 +94,7 @@ class Backends:
 
   def _text(self, call: types.ToolCall) -> tuple[str, str | None]:
     """A call's text and None, or REFUSED and why."""
-    if call.name not in self._names:
+    if not isinstance(call.name, str) or call.name not in self._names:
       name = ascii(call.name)[:60]
       return REFUSED, f'{_RAISED}name {name} is not defined'
     try:
@@ -123,13 +123,7 @@ def error_of(observation: str) -> str | None:
   """None for success; 'raised', or 'refused' by the backend's own words."""
   if observation.startswith(_RAISED):
     return 'raised'
-  if not observation.startswith('{"error":'):
-    return None
-  try:
-    fields = json.loads(observation)
-  except ValueError:
-    return None
-  return 'refused' if set(fields) == {'error'} else None
+  return 'refused' if tool_calls.reports_error(observation) else None
 
 
 def _walk(instances) -> None:

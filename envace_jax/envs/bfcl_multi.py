@@ -11,6 +11,7 @@ package's own line in place of the user's.
 """
 
 from collections.abc import Sequence
+import json
 
 from envace_jax import types
 from envace_jax.envs import (
@@ -60,13 +61,10 @@ class MultiTurn:
   def respond(self, reply: benchmark.Reply) -> Sequence[benchmark.Message]:
     if self._over:
       return ()
-    self._results[-1].append(bfcl_single.as_result(reply))
-    self._counts['malformed'] += sum(
-      isinstance(call, types.ParseError) for call in reply.calls
-    )
-    if not reply.calls or any(
-      isinstance(call, types.ParseError) for call in reply.calls
-    ):
+    unread = [c for c in reply.calls if isinstance(c, types.ParseError)]
+    self._counts['malformed'] += len(unread)
+    if unread or not reply.calls:
+      self._results[-1].append(bfcl_single.as_result(reply))
       return self._end_turn()
     return self._execute(reply.calls)
 
@@ -90,6 +88,15 @@ class MultiTurn:
       self._over = 'overgrown'
       return ()
     self._turns[-1].append(texts)
+    self._results[-1].append(
+      [
+        # The package evaluates what the file says: no name of a policy's own.
+        {bfcl_backends.NO_NAME: '{}'}
+        if text == bfcl_backends.REFUSED
+        else {call.name: json.dumps(call.arguments)}
+        for call, text in zip(calls, texts, strict=True)
+      ]
+    )
     messages = [
       benchmark.Message(
         role='tool', text=text, error=bfcl_backends.error_of(text)

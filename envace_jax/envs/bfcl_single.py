@@ -130,10 +130,7 @@ def as_result(reply: benchmark.Reply) -> str | list[types.Json]:
     return reply.text
   if not all(map(is_well_formed, reply.calls)):
     return f'{reply.text}\n[a call that could not be read]'.lstrip()
-  return [
-    {call.name: json.dumps(call.arguments, ensure_ascii=False)}
-    for call in reply.calls
-  ]
+  return [{call.name: json.dumps(call.arguments)} for call in reply.calls]
 
 
 def first_choice(answers: Sequence[types.Json]) -> list[types.ToolCall]:
