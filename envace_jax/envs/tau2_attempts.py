@@ -80,6 +80,7 @@ class Tau2Attempt:
     self._solo = chosen.solo
     self._environment = tau2_data.environment(chosen.domain, solo=chosen.solo)
     history = _initialise(self._environment, task)
+    self.task_id = task.id  # the package's
     self.trajectory: list[Any] = list(history)
     self.termination = ''
     self.num_steps = self.num_errors = 0
