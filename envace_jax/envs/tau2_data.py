@@ -73,6 +73,14 @@ def task(domain: str, task_id: str) -> Any:
   return _locked(_tasks, domain)[task_id].model_copy(deep=True)
 
 
+def shared_task(domain: str, task_id: str) -> Any:
+  """The one `Task` itself: to be read, and given to nothing that might write.
+
+  Copies of all the tickets of telecom take many seconds.
+  """
+  return _locked(_tasks, domain)[task_id]
+
+
 def environment(domain: str, *, solo: bool) -> Any:
   """One of the package's `Environment`s, that nobody else holds."""
   module = tau2_package.load().domains[domain]

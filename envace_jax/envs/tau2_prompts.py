@@ -14,8 +14,8 @@ Prompt = Literal['policy', 'short']
 SHORT_SOLO = (
   'You solve customer service tickets by calling tools. Look at the account '
   'and the device before you change anything, mend what is wrong, and look '
-  'again. Hand over to a human agent what no tool can mend. Call done when the '
-  'ticket is solved.'
+  'again. Hand over to a human agent what no tool can mend. Say when you are '
+  'done.'
 )
 SHORT = (
   'You help the customer of a service by calling tools. Look before you '
