@@ -1,0 +1,381 @@
+"""τ²-Bench under its own evaluators: oracles, baselines, hostile policies."""
+
+import concurrent.futures
+import datetime
+import math
+import sys
+import time
+
+import pytest
+
+pytest.importorskip(
+  'tau2', reason='needs the package of τ²-Bench: see tau2_package.INSTALL'
+)
+
+from envace_jax import errors, types  # noqa: E402
+from envace_jax.envs import (  # noqa: E402
+  benchmark,
+  tau2,
+  tau2_attempts,
+  tau2_baselines,
+  tau2_data,
+  tau2_evaluation,
+  tau2_metrics,
+  tau2_oracles,
+  tau2_package,
+  tau2_results,
+)
+
+SAMPLED = {
+  'telecom_solo': 19,  # every so manieth: 6 of 114
+  'telecom': 19,
+  'retail': 114,
+  'airline': 50,
+  'mock_solo': 1,
+  'mock': 1,
+}
+ALL = {'telecom_solo': 114, 'telecom': 114, 'retail': 114, 'airline': 50}
+# What doing nothing earns, of all tasks.
+NOTHING = {'telecom_solo': 0, 'telecom': 0, 'retail': 7, 'airline': 19}
+
+
+@pytest.fixture(scope='module')
+def bench():
+  return tau2.Tau2(tau2_oracles.user, user_name='scripted')
+
+
+def play(bench, task_id, replies):
+  attempt = bench.open(task_id)
+  for reply in replies:
+    attempt.respond(reply)
+  return attempt
+
+
+def call(name, arguments):
+  action = types.ToolCall(name=name, arguments=arguments)
+  return benchmark.Reply(text='', calls=(action,))
+
+
+@pytest.mark.parametrize('category', SAMPLED)
+def test_oracles_earn_full_marks(bench, category):
+  for task_id in bench.task_ids(category)[:: SAMPLED[category]]:
+    replies = bench.oracle(task_id)
+    if replies is None:
+      assert task_id == 'mock/update_task_with_history_and_env_assertions'
+      continue
+    outcome = play(bench, task_id, replies).score()
+    assert outcome.success, (task_id, outcome)
+    assert outcome.reward == 1 and outcome.reason == ''
+
+
+@pytest.mark.parametrize('category', ['telecom_solo', 'telecom'])
+def test_without_its_last_action_a_plan_fails(bench, category):
+  for task_id in bench.task_ids(category)[:: SAMPLED[category]]:
+    *plan, _, last = bench.oracle(task_id)
+    outcome = play(bench, task_id, [*plan, last]).score()
+    assert not outcome.success and outcome.reason in (
+      'ENV_ASSERTION',
+      'ACTION',
+      'ENV_ASSERTION+ACTION',
+    )
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('category', ALL)
+def test_all_oracles_and_doing_nothing(bench, category):
+  ids = bench.task_ids(category)
+  assert len(ids) == ALL[category]
+  idle = 0
+  for task_id in ids:
+    assert play(bench, task_id, bench.oracle(task_id)).score().success, task_id
+    nothing = tau2_oracles.nothing(category)
+    idle += play(bench, task_id, [nothing]).score().success
+  assert idle == NOTHING[category]
+
+
+@pytest.mark.nightly
+def test_no_telecom_plan_survives_the_loss_of_its_last_action(bench):
+  for task_id in bench.task_ids('telecom_solo'):
+    *plan, _, last = bench.oracle(task_id)
+    assert not play(bench, task_id, [*plan, last]).score().success
+
+
+def test_attempts_share_no_state(bench):
+  """In threads, and in two orders, scores are the same."""
+  ids = [
+    *bench.task_ids('telecom_solo')[:6],
+    *bench.task_ids('mock_solo'),
+    *bench.task_ids('mock_solo'),
+  ]
+
+  def both(task_id):
+    """The oracle's attempt beside an idle one, a step each in turn."""
+    mine, idle = bench.open(task_id), bench.open(task_id)
+    for reply in bench.oracle(task_id):
+      mine.respond(reply)
+    idle.respond(tau2_oracles.DONE)
+    return mine.score().reward, idle.score().reward
+
+  expected = [both(task_id) for task_id in ids]
+  assert {pair[0] for pair in expected} == {1.0}
+  assert {pair[1] for pair in expected} == {0.0}
+  with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    assert list(pool.map(both, ids)) == expected
+    assert list(pool.map(both, ids[::-1])) == expected[::-1]
+
+
+def test_baselines_of_telecom_solo(bench):
+  small = tau2.Tau2(split='small')
+  scores = {}
+  for name, script in tau2_baselines.scripts('telecom_solo').items():
+    outcomes = []
+    for task_id in small.task_ids('telecom_solo'):
+      attempt = small.open(task_id)
+      script(attempt)
+      outcomes.append(attempt.score().success)
+    scores[name] = sum(outcomes)
+  assert scores == {'nothing': 0, 'blind': 10, 'reading': 20}
+  assert set(tau2_baselines.scripts('airline')) == {'nothing'}
+
+
+def _nested(depth):
+  value = []
+  for _ in range(depth):
+    value = [value]
+  return value
+
+
+@pytest.mark.parametrize(
+  'name, arguments, refused',
+  [
+    ('grant_app_permission', {'app_name': 7, 'permission': []}, True),
+    ('enable_roaming', {'tool_name': 'x', 'requestor': 'user'}, True),
+    ('enable_roaming', {'self': None}, True),
+    ('get_details_by_id', {'id': {'a': [None]}}, True),
+    ('get_details_by_id', {'id': 'L' * 10**6}, True),
+    ('get_details_by_id', {'id': _nested(10**5)}, True),
+    ('get_details_by_id', {'id': 10**5000}, True),
+    ('get_details_by_id', {'id': '\ud800\x00'}, True),
+    ('__class__', {}, True),
+    ('set_user_location', {'abroad': False}, True),
+    ('get_details_by_id', ['id'], True),
+    (None, {}, True),
+    ('set_network_mode_preference', {'mode': math.nan}, None),
+    (
+      'refuel_data',
+      {'customer_id': 'C1001', 'line_id': 'L1002', 'gb_amount': math.nan},
+      None,
+    ),
+    ('set_apn_settings', {'apn_settings': {'mms': math.inf}}, None),
+  ],
+)
+def test_hostile_calls_are_observations_and_scored(
+  bench, name, arguments, refused
+):
+  task_id = bench.task_ids('telecom_solo')[0]
+  attempt = bench.open(task_id)
+  (answer,) = attempt.respond(call(name, arguments))
+  assert answer.role == 'tool'
+  if refused is not None:
+    assert (answer.error is not None) == refused
+    assert answer.text.startswith('Error')
+  attempt.respond(tau2_oracles.DONE)
+  assert attempt.score().reward == 0
+
+
+def test_towers_of_powers_are_refused_at_once(bench):
+  attempt = bench.open(bench.task_ids('retail')[0])
+  start = time.monotonic()
+  for expression in ('9**9**9**9', '(9**9)**9999', '2**99999999', '1**-1**9'):
+    (answer,) = attempt.respond(call('calculate', {'expression': expression}))
+    assert answer.error == tau2_attempts.TOOL_ERROR
+  assert time.monotonic() - start < 5
+  (answer,) = attempt.respond(call('calculate', {'expression': '2**10 + 1'}))
+  assert (answer.text, answer.error) == ('1025.0', None)
+
+
+def test_unreadable_calls_are_recorded_and_replayed(bench):
+  task_id = bench.task_ids('telecom_solo')[0]
+  attempt = bench.open(task_id)
+  bad = types.ParseError(kind='bad_json', detail='x')
+  (answer,) = attempt.respond(benchmark.Reply(text='?', calls=(bad,)))
+  assert answer.text == "Error: Tool 'unreadable call: bad_json' not found."
+  for reply in bench.oracle(task_id):
+    attempt.respond(reply)
+  outcome = attempt.score()
+  assert outcome.success and outcome.parts['refused_calls'] == 1
+
+
+def test_limits_are_upstreams(bench):
+  task_id = bench.task_ids('telecom_solo')[0]
+  attempt = bench.open(task_id)
+  for i in range(10):
+    answers = attempt.respond(call('nothing', {}))
+    assert len(answers) == (i < 9)
+  assert attempt.score().reason == 'too_many_errors'
+  limits = tau2_attempts.Limits(max_steps=3)
+  attempt = tau2.Tau2(limits=limits).open(task_id)
+  assert len(attempt.respond(call('check_sim_status', {}))) == 1  # step 1
+  assert attempt.respond(call('check_sim_status', {})) == ()  # steps 2 and 3
+  assert attempt.respond(call('check_sim_status', {})) == ()
+  assert attempt.score().reason == 'max_steps'
+  with pytest.raises(ValueError, match='max_errors'):
+    tau2_attempts.Limits(max_errors=0)
+
+
+def test_what_ends_an_attempt(bench):
+  solo, spoken = (
+    bench.task_ids('telecom_solo')[0],
+    bench.task_ids('mock')[0],
+  )
+  ended = play(bench, solo, [benchmark.Reply(text='I am done.')])
+  assert ended.termination == 'agent_stop'
+  assert play(bench, spoken, [benchmark.Reply(text=' ')]).score().reason == (
+    'agent_error'
+  )
+  assert play(bench, solo, []).score().reason == tau2_attempts.UNFINISHED
+  spoken = play(bench, spoken, [benchmark.Reply(text='Anything else?')])
+  assert spoken.termination == 'user_stop'
+  roles = [message.role for message in spoken.trajectory]
+  assert roles == ['assistant', 'user', 'assistant', 'user']
+
+
+def test_solo_trajectories_hold_no_user(bench):
+  task_id = bench.task_ids('telecom_solo')[40]
+  attempt = play(bench, task_id, bench.oracle(task_id))
+  assert {m.role for m in attempt.trajectory} == {'assistant', 'tool'}
+  requestors = {
+    c.requestor
+    for m in attempt.trajectory
+    if m.role == 'assistant'
+    for c in m.tool_calls or ()
+  }
+  assert requestors == {'assistant'}
+
+
+def test_prompts(bench):
+  task_id = bench.task_ids('telecom_solo')[0]
+  attempt = bench.open(task_id)
+  assert '<policy>' in attempt.system and attempt.instruction in attempt.system
+  short = tau2.Tau2(prompt='short')
+  assert 'prompt short' in short.version and 'user none' in short.version
+  assert len(short.open(task_id).system) < 300
+  earlier = bench.open('mock/update_task_with_message_history')
+  assert '<earlier_messages>' in earlier.system
+  names = [tool['function']['name'] for tool in attempt.tools]
+  assert len(names) == len(set(names)) == 44 and 'done' in names
+
+
+def test_what_cannot_be_measured_is_refused():
+  alone = tau2.Tau2()
+  assert set(alone.categories()) == {'telecom_solo', 'mock_solo'}
+  for wrong in (
+    lambda: alone.task_ids('airline'),
+    lambda: alone.open('airline/0'),
+    lambda: alone.open('telecom_solo/none'),
+    lambda: alone.open('none'),
+    lambda: tau2.Tau2(split='tset').task_ids('telecom_solo'),
+  ):
+    with pytest.raises(errors.UserError):
+      wrong()
+
+
+def test_a_part_that_needs_a_judge_is_neither_right_nor_wrong(bench):
+  (task_id,) = (i for i in bench.task_ids('mock') if i.endswith('nl_eval'))
+  kinds = tau2_package.load().task.RewardType
+
+  def judged(replies):
+    attempt = play(bench, task_id, replies)
+    basis = [kinds.COMMUNICATE, kinds.NL_ASSERTION]
+    attempt._task.evaluation_criteria.reward_basis = basis
+    attempt._task.evaluation_criteria.communicate_info = ['blue']
+    return attempt.score()
+
+  with pytest.raises(benchmark.AttemptFailed, match='^needs_judge'):
+    judged([benchmark.Reply(text='It is blue.')])
+  # The other part settles it: no judge could save the product.
+  outcome = judged([benchmark.Reply(text='It is red.')])
+  assert outcome.reward == 0 and outcome.reason == 'COMMUNICATE'
+
+
+def test_results_are_read_and_scored_alike_by_the_package(bench, tmp_path):
+  """The package's loader, its one evaluator for all, and its metrics."""
+  limits = tau2_attempts.Limits()
+  trials = []
+  for task_id in bench.task_ids('telecom_solo')[:3]:
+    for trial, replies in enumerate(
+      (bench.oracle(task_id), [call('no_such', {}), tau2_oracles.DONE], [])
+    ):
+      trials.append(
+        tau2_results.Trial(
+          attempt=play(bench, task_id, replies),
+          trial=trial,
+          started=datetime.datetime(2026, 1, 1),
+          seconds=1.0,
+        )
+      )
+  path = tmp_path / 'out' / 'results.json'
+  tau2_results.write(
+    path,
+    tau2_results.results(
+      'telecom_solo', trials, agent='oracle', user='', limits=limits
+    ),
+  )
+  records = tau2_package.load().simulation
+  read = records.Results.load(path)
+  assert len(read.tasks) == 3 and len(read.simulations) == 9
+  from tau2.evaluator import evaluator
+  from tau2.metrics import agent_metrics
+
+  for simulation, reward in zip(read.simulations, [1, 0, 0] * 3, strict=True):
+    (task,) = (t for t in read.tasks if t.id == simulation.task_id)
+    again = evaluator.evaluate_simulation(
+      simulation,
+      task,
+      evaluator.EvaluationType.ALL,
+      solo_mode=True,
+      domain='telecom',
+    )
+    assert again.reward == simulation.reward_info.reward == reward
+  theirs = agent_metrics.compute_metrics(read)
+  ours = tau2_metrics.pass_hat_ks({t.id: [1, 0, 0] for t in read.tasks})
+  assert theirs.pass_hat_ks == pytest.approx(ours)
+  assert ours[1] == pytest.approx(1 / 3) and ours[2] == 0
+
+
+def test_pass_hat_k_is_the_packages():
+  from tau2.metrics import agent_metrics
+
+  for n in range(1, 6):
+    for c in range(n + 1):
+      for k in range(1, n + 1):
+        assert tau2_metrics.pass_hat_k(c, n, k) == agent_metrics.pass_hat_k(
+          n, c, k
+        )
+  with pytest.raises(ValueError, match='k=3'):
+    tau2_metrics.pass_hat_k(1, 2, 3)
+  assert tau2_metrics.pass_hat_ks({}) == {}
+  uneven = tau2_metrics.pass_hat_ks({'a': [1, 1, 0], 'b': [1, 1]})
+  assert uneven == {1: pytest.approx(5 / 6), 2: pytest.approx(2 / 3)}
+
+
+def test_nobody_else_sees_an_empty_litellm():
+  tau2_package.load()
+  found = sys.modules.get('litellm')
+  assert found is None or hasattr(found, '__file__')
+
+
+def test_tasks_are_copies():
+  (task_id, *_) = tau2_data.task_ids('mock')
+  tau2_data.task('mock', task_id).evaluation_criteria.actions.clear()
+  assert tau2_data.task('mock', task_id).evaluation_criteria.actions
+
+
+def test_an_evaluator_that_raises_costs_the_attempt(bench):
+  """A record that a replay contradicts is worth nothing, and is no error."""
+  task_id = bench.task_ids('telecom_solo')[0]
+  attempt = play(bench, task_id, bench.oracle(task_id))
+  attempt.trajectory[1].content = 'rehearsed'
+  outcome = attempt.score()
+  assert outcome.reward == 0
+  assert outcome.reason == tau2_evaluation.EVALUATOR_ERROR
