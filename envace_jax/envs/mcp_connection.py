@@ -169,16 +169,20 @@ class Connection:
 
   @contextlib.asynccontextmanager
   async def _new_client(self):
+    import httpx2
     import mcp
     from mcp.client import streamable_http
-    from mcp.shared import _httpx_utils
 
     async with contextlib.AsyncExitStack() as stack:
       if self._process is not None:
         transport = self._process.streams()
       else:
         http = await stack.enter_async_context(
-          _httpx_utils.create_mcp_http_client(dict(self._server.headers))
+          httpx2.AsyncClient(
+            headers=dict(self._server.headers),
+            # Calls have deadlines of our own; a stream may be silent for long.
+            timeout=httpx2.Timeout(self._limits.call_s, read=None),
+          )
         )
         transport = streamable_http.streamable_http_client(
           self._server.url, http_client=http

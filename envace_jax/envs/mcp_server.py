@@ -102,6 +102,9 @@ class Limits:
         raise errors.UserError(f'{field.name}={value} must be positive')
 
 
+DEFAULTS = Limits()
+
+
 class ServerFailed(Exception):
   """A server did not do its part: `kind` is the fault's name.
 

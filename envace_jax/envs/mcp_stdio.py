@@ -15,7 +15,16 @@ import signal
 
 from envace_jax.envs import mcp_log, mcp_server
 
-_INHERITED = ('HOME', 'LANG', 'LOGNAME', 'PATH', 'SHELL', 'TERM', 'TMPDIR', 'USER')
+_INHERITED = (
+  'HOME',
+  'LANG',
+  'LOGNAME',
+  'PATH',
+  'SHELL',
+  'TERM',
+  'TMPDIR',
+  'USER',
+)
 
 
 class Process:
@@ -78,8 +87,8 @@ class Process:
   async def _read(self, said) -> None:
     """Hands on messages until the process ends or breaks a limit."""
     import anyio
-    import mcp_types
     from mcp.shared import message as messages
+    import mcp_types
 
     closed = anyio.ClosedResourceError, anyio.BrokenResourceError
     parse = mcp_types.jsonrpc_message_adapter.validate_json
@@ -169,7 +178,9 @@ class Process:
     # Also after an orderly end: what it started may still be there.
     _signal(process.pid, signal.SIGKILL)
     if not ended and not await self._ended():
-      self._log.add('client', f'process {process.pid} outlives SIGKILL'.encode())
+      self._log.add(
+        'client', f'process {process.pid} outlives SIGKILL'.encode()
+      )
     # Releases the pipes that a descendant in another group may hold open.
     process._transport.close()
 

@@ -28,13 +28,19 @@ class Tools:
   faults: Sequence[str] = ()  # a sentence each
 
 
-def convert(listed: Sequence[Any], hidden: Collection[str]) -> Tools:
-  """Schemas of listed tools, without those that are hidden.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hidden:
+  """What of a server is not for the policy, by the server's names."""
 
-  Args:
-    listed: tools of the SDK.
-    hidden: the server's names of tools that are not for the policy.
-  """
+  tools: Collection[str] = ()
+  parameters: Collection[str] = ()  # of any tool; must not be required
+
+
+NOTHING = Hidden()
+
+
+def convert(listed: Sequence[Any], hidden: Hidden) -> Tools:
+  """Schemas of the SDK's tools, without what is hidden."""
   schemas, names, faults = [], {}, []
   seen = set()
   for tool in listed:
@@ -42,7 +48,7 @@ def convert(listed: Sequence[Any], hidden: Collection[str]) -> Tools:
       faults.append(f'tool {tool.name!r} is listed twice; the first counts')
       continue
     seen.add(tool.name)
-    if tool.name in hidden:
+    if tool.name in hidden.tools:
       continue
     name = _free(_legal(tool.name), names)
     if name != tool.name:
@@ -58,13 +64,21 @@ def convert(listed: Sequence[Any], hidden: Collection[str]) -> Tools:
         'function': {
           'name': name,
           'description': tool.description or tool.title or '',
-          'parameters': dict(parameters),
+          'parameters': _without(parameters, hidden.parameters),
         },
       }
     )
-  if missing := sorted(set(hidden) - seen):
+  if missing := sorted(set(hidden.tools) - seen):
     faults.append(f'hidden tools {missing} are not among those listed')
   return Tools(schemas=tuple(schemas), names=names, faults=tuple(faults))
+
+
+def _without(parameters: types.Json, hidden: Collection[str]) -> types.Json:
+  properties = parameters.get('properties')
+  if not isinstance(properties, dict):
+    return dict(parameters)
+  shown = {k: v for k, v in properties.items() if k not in hidden}
+  return {**parameters, 'properties': shown}
 
 
 def _legal(name: str) -> str:
