@@ -21,7 +21,6 @@ _INHERITED = (
   'LOGNAME',
   'PATH',
   'SHELL',
-  'TERM',
   'TMPDIR',
   'USER',
 )
