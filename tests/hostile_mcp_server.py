@@ -20,6 +20,7 @@ NAMES = [
   'noise',
   'bad_result',
   'bad_list',
+  'bad_answer',
   'huge',
   'long_line',
   'flood',
@@ -29,7 +30,6 @@ NAMES = [
   'change',
   'talk',
   'orphan',
-  'deaf',
   'late',
   'surrogate',
   'deep',
@@ -114,18 +114,13 @@ def call(name, arguments):
     child = subprocess.Popen(['sleep', '600'])
     with open(os.path.join(STATE, 'orphan'), 'w') as file:
       file.write(str(child.pid))
-  if name == 'deaf':
-    time.sleep(600)
   if name == 'late':
     time.sleep(0.8)
   if name == 'surrogate':
-    raw(b'')
     return text('a\ud800b')
   if name == 'deep':
-    return {
-      'content': [],
-      'structuredContent': {'a': json.loads('[' * 90 + ']' * 90)},
-    }
+    deep = json.loads('[' * 90 + ']' * 90)
+    return {'content': [], 'structuredContent': {'a': deep}}
   return text(json.dumps(arguments))
 
 
@@ -150,7 +145,7 @@ def main():
   if START == 'silent':
     time.sleep(600)
   if START == 'garbage':
-    raw(os.urandom(200_000))
+    raw(os.urandom(50_000))
     sys.exit(1)
   if START == 'second':  # only its second start succeeds
     path = os.path.join(STATE, 'started')
@@ -180,6 +175,8 @@ def main():
       answer = {'id': message['id'], 'error': error}
     else:
       answer['result'] = call(params.get('name'), params.get('arguments'))
+    if params.get('name') == 'bad_answer':
+      answer['result'] = 7
     send(answer)
   if START == 'stubborn':
     time.sleep(600)

@@ -124,7 +124,7 @@ class Connection:
     try:
       return await asyncio.wait_for(request(), limit)
     except TimeoutError:
-      raise mcp_server.ServerFailed(
+      raise self._fault() or mcp_server.ServerFailed(
         'timeout', f'no answer in {limit} s'
       ) from None
     except mcp.MCPError as error:
@@ -231,6 +231,7 @@ class Connection:
       self._log.add('client', _brief(message).encode('utf-8', 'replace'))
 
   def _start_fault(self, error: BaseException) -> mcp_server.ServerFailed:
+    error = _first(error)
     fault = self._fault()
     if fault is None and isinstance(error, mcp_server.ServerFailed):
       fault = error
@@ -256,11 +257,17 @@ async def _cancel_all() -> None:
 
 
 def _brief(error: BaseException) -> str:
-  """The first error of a group, in a line."""
-  while isinstance(error, BaseExceptionGroup):
-    error = error.exceptions[0]
+  """An error in a line."""
+  error = _first(error)
   text = ' '.join(str(error).split())
   return f'{type(error).__name__}: {text[:500]}' if text else repr(error)
+
+
+def _first(error: BaseException) -> BaseException:
+  """The first error of a group, or the error itself."""
+  while isinstance(error, BaseExceptionGroup):
+    error = error.exceptions[0]
+  return error
 
 
 def _require_sdk() -> None:

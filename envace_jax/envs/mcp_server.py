@@ -108,7 +108,7 @@ DEFAULTS = Limits()
 class ServerFailed(Exception):
   """A server did not do its part: `kind` is the fault's name.
 
-  cannot_start, died, timeout, oversized, flood, bad_message, stuck
+  cannot_start, died, timeout, deaf, oversized, flood, bad_message, stuck
   """
 
   def __init__(self, kind: str, detail: str):

@@ -10,8 +10,10 @@ asked to go, then killed; the process is waited for, so no zombie stays.
 import asyncio
 from collections.abc import AsyncIterator
 import contextlib
+import json
 import os
 import signal
+from typing import Any
 
 from envace_jax.envs import mcp_log, mcp_server
 
@@ -38,6 +40,7 @@ class Process:
     self._command, self._limits, self._log = command, limits, log
     self._process: asyncio.subprocess.Process | None = None
     self._idle = 0  # lines since the last request that answered nothing
+    self._stopping = False
     self.fault: mcp_server.ServerFailed | None = None  # why it ended
 
   @contextlib.asynccontextmanager
@@ -90,12 +93,10 @@ class Process:
     import mcp_types
 
     closed = anyio.ClosedResourceError, anyio.BrokenResourceError
-    parse = mcp_types.jsonrpc_message_adapter.validate_json
     try:
       while line := await self._line():
-        try:
-          message = parse(line, by_name=False)
-        except ValueError:  # not JSON, not JSON-RPC, or not UTF-8
+        message = _message(line)
+        if message is None:
           self._log.add('stdout', line)
           self._count()
           continue
@@ -104,9 +105,9 @@ class Process:
           self._count()
         await said.send(messages.SessionMessage(message))
       code = await self._exit_code()
-      self.fault = mcp_server.ServerFailed('died', _said_of(code))
+      self._fail(mcp_server.ServerFailed('died', _said_of(code)))
     except mcp_server.ServerFailed as fault:
-      self.fault = fault
+      self._fail(fault)
       self.kill()
     except closed:  # the session is over
       pass
@@ -139,9 +140,21 @@ class Process:
           by_alias=True, exclude_unset=True
         )
         self._process.stdin.write(text.encode() + b'\n')
-        await self._process.stdin.drain()
+        await asyncio.wait_for(self._process.stdin.drain(), self._limits.call_s)
+    except TimeoutError:
+      self._fail(
+        mcp_server.ServerFailed(
+          'deaf', f'it did not read its input in {self._limits.call_s} s'
+        )
+      )
+      self.kill()
     except (OSError, UnicodeEncodeError):
       said.close()
+
+  def _fail(self, fault: mcp_server.ServerFailed) -> None:
+    """The first fault stands; an end that we asked for is none."""
+    if self.fault is None and not self._stopping:
+      self.fault = fault
 
   async def _read_errors(self) -> None:
     # In blocks: a line of stderr may have any length.
@@ -168,7 +181,7 @@ class Process:
     return True
 
   async def _stop(self) -> None:
-    process = self._process
+    process, self._stopping = self._process, True
     process.stdin.close()
     ended = await self._ended()
     if not ended:
@@ -182,6 +195,32 @@ class Process:
       )
     # Releases the pipes that a descendant in another group may hold open.
     process._transport.close()
+
+
+def _message(line: bytes) -> Any:
+  """The SDK's message, None for what is none; an answer must be legal."""
+  import mcp_types
+
+  parse = mcp_types.jsonrpc_message_adapter.validate_json
+  try:
+    return parse(line, by_name=False)
+  except ValueError:  # not JSON-RPC, not JSON, not UTF-8
+    pass
+  try:
+    value = json.loads(line)
+  except (ValueError, RecursionError):
+    return None
+  if not isinstance(value, dict) or not {'result', 'error'} & set(value):
+    return None
+  # Python reads lone surrogates, which servers send and JSON should not have.
+  clean = json.dumps(value, ensure_ascii=False).encode('utf-8', 'replace')
+  try:
+    return parse(clean, by_name=False)
+  except ValueError as error:
+    shown = clean[:200].decode('utf-8', 'replace')
+    raise mcp_server.ServerFailed(
+      'bad_message', f'an answer that breaks the protocol: {shown}'
+    ) from error
 
 
 def _environment(command: mcp_server.Command) -> dict[str, str]:
