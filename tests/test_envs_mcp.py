@@ -60,10 +60,10 @@ def make():
   while set(threading.enumerate()) - before and time.monotonic() < end:
     time.sleep(0.01)
   assert not set(threading.enumerate()) - before
-  assert not _processes()
+  assert not processes()
 
 
-def _processes():
+def processes():
   """Hostile servers and their like that are alive, or dead and not reaped."""
   found = []
   for path in pathlib.Path('/proc').glob('[0-9]*'):
@@ -75,6 +75,17 @@ def _processes():
     if SCRIPT in words or (parent == os.getpid() and words == ['']):
       found.append((path.name, words))
   return found
+
+
+def gone(pid):
+  """Whether a process ends soon; one that init has yet to reap has ended."""
+  stat = pathlib.Path(f'/proc/{pid}/stat')
+  end = time.monotonic() + 5
+  while time.monotonic() < end:
+    if not stat.exists() or stat.read_text().split()[2] == 'Z':
+      return True
+    time.sleep(0.01)
+  return False
 
 
 def call(environment, name, **arguments):
@@ -280,9 +291,7 @@ def test_children_and_stubborn_servers_end_with_the_episode(make):
   child = int((environment.state / 'orphan').read_text())
   os.kill(child, 0)
   environment.reset(TASK)
-  assert not pathlib.Path(f'/proc/{child}').exists() or (
-    pathlib.Path(f'/proc/{child}/stat').read_text().split()[2] == 'Z'
-  )
+  assert gone(child)
   stubborn = started(make('stubborn'))
   start = time.monotonic()
   stubborn.close()

@@ -1,7 +1,6 @@
 """A user's benchmark on an MCP server: its file, its attempts, its verdicts."""
 
 import json
-import pathlib
 import sys
 
 import pytest
@@ -67,7 +66,7 @@ def attempt(tmp_path):
   yield attempt
   for one in made:
     one.close()
-  assert not test_envs_mcp._processes()
+  assert not test_envs_mcp.processes()
 
 
 def test_a_checklist_over_turns_and_a_hook_decide(attempt):
@@ -200,10 +199,6 @@ def test_what_nobody_could_decide_is_no_success(attempt):
   assert (outcome.success, outcome.reason) == (False, 'j: abstain')
 
 
-def no_task(field):
-  return task(environment=field)
-
-
 @pytest.mark.parametrize(
   'line, words',
   [
@@ -260,6 +255,4 @@ def test_a_hook_that_leaves_children_leaves_none(tmp_path):
   )
   with pytest.raises(mcp_hooks.HookFailed, match='took over'):
     mcp_hooks.reset([sys.executable, '-S', '-c', program], stage)
-  pid = (tmp_path / 'pid').read_text()
-  stat = pathlib.Path(f'/proc/{pid}/stat')
-  assert not stat.exists() or stat.read_text().split()[2] == 'Z'
+  assert test_envs_mcp.gone(int((tmp_path / 'pid').read_text()))
