@@ -48,9 +48,16 @@ def git() -> mcp_server.Command:
 
 
 def tau2(domain: str) -> mcp_server.Command:
-  """A domain of tau2-bench, whose state is its process."""
+  """A domain of tau2-bench.
+
+  Left alone it keeps its state in one place for all processes: an episode would
+  begin where another has ended.
+  """
   program = f'from tau2_{domain}_mcp.server import main; main()'
-  return mcp_server.Command(argv=[_python(), '-c', program])
+  return mcp_server.Command(
+    argv=[_python(), '-c', program],
+    env={f'TAU2_{domain.upper()}_MCP_STATE_DIR': '{state}'},
+  )
 
 
 def _python() -> str:

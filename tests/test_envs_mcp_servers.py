@@ -152,26 +152,27 @@ def test_the_file_system_server_keeps_its_jail_and_its_state():
 
 
 def called_well(stage):
-  """The log that the server keeps has the call, and nothing failed."""
-  log = json.loads(stage.call('get_call_log', {}).text)
-  log = log.get('structured', log)
-  names = [entry.get('tool') or entry.get('name') for entry in log['calls']]
-  return stage.arguments['tool'] in names
+  """The server's own log has the plan's calls, these only, and no error."""
+  log = json.loads(stage.call('get_call_log', {}).text)['calls']
+  names = [entry['tau2_tool_call']['name'] for entry in log]
+  failed = any(entry['tau2_tool_message']['error'] for entry in log)
+  return names == stage.arguments['names'] and not failed
 
 
-def tau2_task(plan, tool):
+def tau2_task(plan):
+  names = [call['name'] for call in plan]
   return {
     'id': 'tau2',
     'instruction': 'Do it.',
     'environment': {
       'check': f'{HERE}:called_well',
-      'arguments': {'tool': tool},
+      'arguments': {'names': names},
     },
     'checklist': [
       {
         'id': 'called',
         'question': '?',
-        'check': {'kind': 'called', 'name': tool},
+        'check': {'kind': 'called', 'name': names[-1]},
       }
     ],
     'plan': plan,
@@ -186,7 +187,7 @@ TAU2_HIDDEN = mcp_tools.Hidden(
 
 def assert_tau2(tmp_path, domain, plan):
   server, tool = mcp_servers.tau2(domain), plan[-1]['name']
-  bench = opened(tmp_path, server, [tau2_task(plan, tool)], TAU2_HIDDEN)
+  bench = opened(tmp_path, server, [tau2_task(plan)], TAU2_HIDDEN)
   attempt = bench.open('tau2')
   try:
     functions = [shown['function'] for shown in attempt.tools]
@@ -311,7 +312,7 @@ def test_a_server_over_http_has_a_session_per_episode():
     try:
       for one in (first, second):
         one.reset(test_envs_mcp.TASK)
-        assert json.loads(call(one, 'add', number=2).text)['result'] == 2
+        assert json.loads(call(one, 'add', number=2).text)['result'] == '2'
       assert call(first, 'add', number='x').error == 'tool_error'
       assert call(first, 'grow').error is None
       names = lambda: [t['function']['name'] for t in first.tools]
