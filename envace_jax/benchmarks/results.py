@@ -17,6 +17,7 @@ from absl import logging
 from envace_jax import errors, types
 
 Key = tuple[str, int]  # (task id, trial)
+_HEAD = b'{"measured": '  # how a file of results begins
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,6 +97,10 @@ class File:
           'file'
         ) from error
       whole += len(line) + 1
+    if not whole and not _HEAD.startswith(content[: len(_HEAD)]):
+      raise errors.UserError(
+        f'{self._path} is no file of results; name another file'
+      )
     if torn := len(content) - whole:
       logging.warning('%s: a torn line of %d bytes is cut', self._path, torn)
     return whole
