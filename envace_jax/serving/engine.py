@@ -68,18 +68,17 @@ class Capacity:
 
 
 def capacity(*, rows: int, context: int, queue: int) -> Capacity:
-  """Sets of sizes that are small, and waste at most a factor of four."""
-  ladder, rung = [], 256
+  """Small sets of sizes: compiling a program costs seconds to minutes."""
+  ladder, rung = [], 512
   while rung < context:
     ladder.append(rung)
     rung *= 4
-  sizes = [n for n in (1, 4, 16, 64) if n < rows]
   return Capacity(
     rows=rows,
     context=context,
     queue=queue,
-    sizes=(*sizes, rows),
-    widths=tuple(w for w in (16, 64, 256) if w < context) or (context,),
+    sizes=(*(n for n in (1, 8) if n < rows), rows),
+    widths=tuple(w for w in (16, 128) if w < context) or (context,),
     ladder=(*ladder, context),
   )
 
