@@ -8,6 +8,7 @@
   envace compare  --workdir runs/sweep
   envace bench    --config experiments/quickstart.py --json bench.json
   envace export   --workdir runs/a --out model
+  envace serve    --workdir runs/a --port 8000
   envace export-samples --config experiments/quickstart.py --out samples
 
 What is wrong with a command is said in one sentence, with exit code 2.
@@ -33,6 +34,7 @@ COMMANDS = (
   'check',
   'export',
   'export-samples',
+  'serve',
 )
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -61,6 +63,32 @@ _PRIVATE = flags.DEFINE_bool(
   False,
   'evaluate, rehearse: rehearse privately, then commit one real execution.',
 )
+_HOST = flags.DEFINE_string('host', '127.0.0.1', 'serve: where to listen.')
+_PORT = flags.DEFINE_integer(
+  'port', 8000, 'serve: where to listen; 0 is any.', 0, 65535
+)
+_MODEL = flags.DEFINE_string(
+  'served_model', None, 'serve: its name; by default that of the workdir.'
+)
+_API_KEY_ENV = flags.DEFINE_string(
+  'api_key_env', '', 'serve: environment variable with the key, if any.'
+)
+_ROWS = flags.DEFINE_integer(
+  'rows', 8, 'serve: answers at a time.', lower_bound=1
+)
+_CONTEXT = flags.DEFINE_integer(
+  'context', 0, 'serve: tokens in a row; 0 is as in training.', lower_bound=0
+)
+_QUEUE = flags.DEFINE_integer(
+  'queue', 64, 'serve: answers that may wait.', lower_bound=1
+)
+_DEADLINE = flags.DEFINE_float(
+  'deadline_s', 600.0, 'serve: seconds that an answer may take.', 0.001
+)
+_SHOWN_TOOLS = flags.DEFINE_enum(
+  'shown_tools', '', ('', 'none', 'names', 'schemas'),
+  'serve: what prompts say of the tools; by default as in training.',
+)  # fmt: skip
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed', False, 'Call jax.distributed.initialize() first (pods).'
 )
@@ -141,6 +169,8 @@ def _run(command: str) -> int:
       from envace_jax import bench
 
       return bench.run(_config(), _JSON.value)
+    if command == 'serve':
+      return _serve()
     from envace_jax import commands
 
     if command == 'export':
@@ -156,6 +186,25 @@ def _run(command: str) -> int:
   except process.Stopped as stopped:
     sys.stderr.write(f'envace: {stopped}; the same command goes on\n')
     return 0
+
+
+def _serve() -> int:
+  from envace_jax import policy_service, serve
+
+  return serve.run(
+    _workdir(),
+    policy_service.Options(
+      rows=_ROWS.value,
+      context=_CONTEXT.value,
+      queue=_QUEUE.value,
+      deadline_s=_DEADLINE.value,
+      tools=_SHOWN_TOOLS.value,
+    ),
+    host=_HOST.value,
+    port=_PORT.value,
+    model=_MODEL.value,
+    api_key_env=_API_KEY_ENV.value,
+  )
 
 
 def _config():

@@ -23,12 +23,13 @@ LAYERS = (
   ('sampling', 'learning', 'envs', 'weights'),
   ('worlds', 'rewards'),
   ('rollout',),
-  ('evaluation', 'report', 'published', 'pretrained'),
+  ('evaluation', 'report', 'published', 'pretrained', 'serving'),
   ('data', 'components', 'benchmarks'),
   ('refusals', 'logprob_memory'),
   ('build',),
   ('restore', 'results', 'experience'),
-  ('train', 'bench', 'commands', 'check', 'compare', 'export'),
+  ('policy_service',),
+  ('train', 'bench', 'commands', 'check', 'compare', 'export', 'serve'),
   ('main',),
 )
 # Needs less than its layer allows.

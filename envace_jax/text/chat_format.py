@@ -116,8 +116,25 @@ class ChatFormat:
     return self._markup.encode(rendered[start:stop])
 
   def action(self, text: str) -> list[int]:
-    body = self._after_opening([_USER, self._messages.said(text)])
-    return self._markup.encode(body[: self._markup.controls(body)[-1].end()])
+    return self._action(self._messages.said(text))
+
+  def spoken(self, turn: formats.Turn) -> list[int]:
+    return self._action(self._messages.spoken(turn))
+
+  def call_opening(self, name: str | None) -> list[int]:
+    if name is None:
+      return list(self.marker.ids)
+    lead = self._body([_USER, self._call], _NAME)
+    after = self._body([_USER, self._call], _VALUE)[len(lead + _NAME) :]
+    before_arguments, brace, _ = after.partition('{')
+    if not brace:
+      raise ValueError(
+        'the chat template writes arguments without braces; use tool_choice '
+        "'auto' or 'required'"
+      )
+    # What begins the arguments is the policy's, so that no token is cut.
+    opening = lead + self._markup.mask(name) + before_arguments.rstrip()
+    return self._markup.encode(opening)
 
   def calls(
     self, text: str, *, parallel: bool
@@ -133,6 +150,10 @@ class ChatFormat:
     if text.startswith(before):
       text = text[len(before) :]
     return text[: len(text) - len(after)] if text.endswith(after) else text
+
+  def _action(self, message: dict) -> list[int]:
+    body = self._after_opening([_USER, message])
+    return self._markup.encode(body[: self._markup.controls(body)[-1].end()])
 
   def _render(self, messages, tools=(), *, to_act=False) -> str:
     return self._markup.render(

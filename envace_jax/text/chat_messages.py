@@ -47,16 +47,19 @@ class Messages:
       if not self.has_calls:
         system.append(CALL_FORM)
     system = '\n\n'.join(part for part in system if part)
-    asked = opening.instruction
-    if opening.notes:
-      asked += NOTES + opening.notes
     messages = [{'role': 'system', 'content': system}] if system else []
-    messages.append({'role': 'user', 'content': asked})
+    asked = opening.instruction
+    if asked is not None:
+      if opening.notes:
+        asked += NOTES + opening.notes
+      messages.append({'role': 'user', 'content': asked})
     return self.mask(messages), self.mask(tools)
 
   def turn(self, turn: formats.Turn) -> dict:
     """What somebody said after the prompt."""
     if turn.author == types.Author.ACT:
+      if turn.calls is not None:
+        return self.spoken(turn)
       return self.said(turn.text)
     content = self.mask(turn.text)
     if turn.author == types.Author.USER:
@@ -76,6 +79,17 @@ class Messages:
     content = '\n'.join([before, *spelt] if before else spelt)
     return {'role': 'assistant', 'content': content}
 
+  def spoken(self, turn: formats.Turn) -> dict:
+    """An action whose calls are given."""
+    text = self.mask(turn.text)
+    if turn.calls:
+      message = self.calling(text, self._payloads(turn.calls))
+    else:
+      message = {'role': 'assistant', 'content': text}
+    if turn.thought and self.has_thoughts:
+      message['reasoning_content'] = self.mask(turn.thought)
+    return message
+
   def said(self, text: str) -> dict:
     """A recorded action as a message; a malformed call as it was written.
 
@@ -90,14 +104,7 @@ class Messages:
       for body in bodies
     ]
     if calls and all(isinstance(call, types.ToolCall) for call in calls):
-      payloads = [
-        {
-          'name': self.mask(call.name),
-          'arguments': self.mask(_plain(call.arguments)),
-        }
-        for call in calls
-      ]
-      message = self.calling(self.mask(before.strip()), payloads)
+      message = self.calling(self.mask(before.strip()), self._payloads(calls))
     elif tool_calls.is_call(spoken):
       content = self.mask(spoken)
       for tag in (tool_calls.CALL_OPEN, tool_calls.CALL_CLOSE):
@@ -108,6 +115,15 @@ class Messages:
     if thought and self.has_thoughts:
       message['reasoning_content'] = self.mask(thought)
     return message
+
+  def _payloads(self, calls: Sequence[types.ToolCall]) -> list[dict]:
+    return [
+      {
+        'name': self.mask(call.name),
+        'arguments': self.mask(_plain(call.arguments)),
+      }
+      for call in calls
+    ]
 
 
 def _split_thought(text: str) -> tuple[str, str]:

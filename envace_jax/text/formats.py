@@ -57,7 +57,7 @@ class Marker:
 class Opening:
   """What a prompt says."""
 
-  instruction: str
+  instruction: str | None  # None: nobody has asked anything yet
   notes: str = ''  # rehearsal memory
   tools: Sequence[types.Json] = ()  # OpenAI function schemas
   shown: str = 'none'  # of the tools: 'none' | 'names' | 'schemas'
@@ -70,6 +70,10 @@ class Turn:
 
   author: types.Author
   text: str
+  # What ACT calls; the text is then what it says beside, whatever that spells.
+  # None: calls, if any, are spelt in the text as `tool_calls` does.
+  calls: Sequence[types.ToolCall] | None = None
+  thought: str = ''  # before an action of such calls
 
 
 class Format(Protocol):
@@ -97,6 +101,18 @@ class Format(Protocol):
 
   def action(self, text: str) -> list[int]:
     """A recorded action, spelt as `tool_calls` does, its stop included."""
+    ...
+
+  def spoken(self, turn: Turn) -> list[int]:
+    """An action whose calls are given, its stop included."""
+    ...
+
+  def call_opening(self, name: str | None) -> list[int]:
+    """How an action that calls begins, up to its tool's name or behind it.
+
+    Raises:
+      ValueError: the format has no such beginning.
+    """
     ...
 
   def calls(
@@ -144,7 +160,8 @@ class Own:
       else:
         text = json.dumps(functions, ensure_ascii=False)
       ids += [control['<|tools|>'], *encode(text), self._end]
-    ids += self.user_turn(opening.instruction)
+    if opening.instruction is not None:
+      ids += self.user_turn(opening.instruction)
     if opening.notes:
       ids += [control['<|notes|>'], *encode(opening.notes), self._end]
     return ids
@@ -173,6 +190,27 @@ class Own:
       said = self._tokenizer.encode(body)
       ids += [self._control[opening], *said, self._control[closing]]
     return [*ids, self._end]
+
+  def spoken(self, turn: Turn) -> list[int]:
+    control, encode, ids = self._control, self._tokenizer.encode, []
+    opening, closing = tokenizers.THOUGHTS
+    if turn.thought and opening in control:
+      ids += [control[opening], *encode(turn.thought), control[closing]]
+    ids += encode(turn.text)
+    for call in turn.calls:
+      payload = {'name': call.name, 'arguments': call.arguments}
+      said = encode(tool_calls.dumps(payload))
+      ids.append(control[tool_calls.CALL_OPEN])
+      ids += [*said, control[tool_calls.CALL_CLOSE]]
+    return [*ids, self._end]
+
+  def call_opening(self, name: str | None) -> list[int]:
+    ids = list(self.marker.ids)
+    if name is not None:
+      ids += self._tokenizer.encode(
+        f'{{"name": {tool_calls.dumps(name)}, "arguments": '
+      )
+    return ids
 
   def calls(
     self, text: str, *, parallel: bool

@@ -86,6 +86,7 @@ class Template:
     self._tools = tools
     self._parallel = parallel
     self._thought_ids = tuple(map(tokenizer.control.get, tokenizers.THOUGHTS))
+    self.has_thoughts = None not in self._thought_ids
     self.pad_id = tokenizer.pad_id
     self.marker = self.format.marker
     self.stop_ids = self.format.stop_ids
@@ -131,6 +132,26 @@ class Template:
   def action(self, text: str) -> np.ndarray:
     """Tokens of a recorded action: rendered tool calls, or a reply."""
     return np.asarray(self.format.action(text), np.int32)
+
+  def conversation(
+    self, opening: formats.Opening, turns: Sequence[formats.Turn]
+  ) -> np.ndarray:
+    """The prompt of the next action of a conversation, [T] int32."""
+    first = () if self.format.append_only else turns
+    ids = np.asarray(self.format.prompt(opening, first), np.int32)
+    if not self.format.append_only:
+      return np.concatenate([ids, self.header(_joint_after(turns))[0]])
+    return np.concatenate([ids, self.continuation(turns, types.Author.USER)])
+
+  def continuation(
+    self, turns: Sequence[formats.Turn], before: types.Author
+  ) -> np.ndarray:
+    """What follows a turn of `before`, up to the next action, [T] int32."""
+    spans = []
+    for turn in turns:
+      spans += self.spans(turn, before)
+      before = turn.author
+    return join([*spans, self.header(_joint_after(turns))])[0]
 
   def demonstration(self, demo: types.Demonstration) -> Span:
     """A recorded attempt as one row: (ids [T] int32, authors [T] int8)."""
@@ -297,8 +318,19 @@ class Template:
     else:
       asked = before == types.Author.USER
       header = self.header(joints.ASKED if asked else joints.ANSWERED)
-      ids = self.action(turn.text)
+      ids = self._said(turn)
     return [header, _authored(ids, turn.author)]
+
+  def _said(self, turn: formats.Turn) -> np.ndarray:
+    if turn.calls is None:
+      return self.action(turn.text)
+    return np.asarray(self.format.spoken(turn), np.int32)
+
+
+def _joint_after(turns: Sequence[formats.Turn]) -> formats.Joint:
+  """What stands between some turns and the next action."""
+  answered = turns and turns[-1].author == types.Author.WORLD
+  return formats.Joint.ANSWERED if answered else formats.Joint.ASKED
 
 
 def join(spans: Sequence[Span]) -> Span:

@@ -1,0 +1,98 @@
+"""A run's newest policy behind `serving.chat`: for the server, and in-process."""
+
+import dataclasses
+import pathlib
+
+from absl import logging
+
+from envace_jax import build, errors, restore, types, workdirs
+from envace_jax import data as datasets
+from envace_jax.model import per_role, transformer
+from envace_jax.serving import chat, engine
+from envace_jax.text import formats
+from envace_jax.text import template as templates
+from envace_jax.text import tokenizer as tokenizers
+from envace_jax.weights import pretrained as checkpoints
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+  """How much a policy serves, and how."""
+
+  rows: int = 8  # answers at a time
+  context: int = 0  # tokens in a row; 0: rollout.max_row_tokens
+  queue: int = 64  # answers that may wait for a row
+  deadline_s: float = 600.0
+  tools: str = ''  # what prompts say of the tools; '': prompt.tools
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Opened:
+  """A service that runs; `service.engine.close()` ends it."""
+
+  service: chat.Service
+  tokenizer: tokenizers.Tokenizer
+  phase: str  # 'rl' or 'warm_start'
+  step: int
+  programs: int  # that were compiled
+
+
+def open_run(workdir: str, options: Options) -> Opened:
+  """Restores a run's newest policy, compiles what it needs, and starts it.
+
+  Raises:
+    UserError: no run, no checkpoint, or the options do not fit it.
+  """
+  config = workdirs.load_config(workdir)
+  setup = build.Setup(config, pathlib.Path(workdir))
+  phase, step, trained = restore.newest(workdir, setup)
+  template = _template(setup, options.tools or config.prompt.tools)
+  context = options.context or config.rollout.max_row_tokens
+  try:
+    motor = engine.Engine(
+      _model(setup, context),
+      per_role.of(setup.network(trained), types.Role.ACT),
+      engine.capacity(rows=options.rows, context=context, queue=options.queue),
+    )
+  except ValueError as error:
+    raise errors.UserError(str(error)) from error
+  compiled = motor.warm_up()
+  logging.info('%s step %d, %d programs compiled', phase, step, compiled)
+  motor.start()
+  return Opened(
+    service=chat.Service(motor, template, deadline_s=options.deadline_s),
+    tokenizer=setup.data.words.tokenizer,
+    phase=phase,
+    step=step,
+    programs=compiled,
+  )
+
+
+def _template(setup: build.Setup, tools: str) -> templates.Template:
+  words = setup.data.words
+  return templates.Template(
+    words.tokenizer,
+    tools,
+    parallel=formats.Joint.AGAIN in words.row_format.joints,
+    row_format=words.row_format,
+  )
+
+
+def _model(setup: build.Setup, context: int) -> transformer.Transformer:
+  """The network for rows of another length than in training.
+
+  Raises:
+    ValueError: a published network was not made for such rows.
+  """
+  shape = setup.model.config
+  if context == shape.max_len:
+    return setup.model
+  if setup.config.pretrained.path:
+    folder = setup.path / 'pretrained'
+    most = checkpoints.open_checkpoint(folder).config.max_len
+    if context > most:
+      raise ValueError(
+        f'--context={context} exceeds the {most} positions of the published '
+        'network; lower it'
+      )
+  return transformer.Transformer(dataclasses.replace(shape, max_len=context))

@@ -1,0 +1,277 @@
+"""OpenAI's request bodies, read strictly.
+
+What would change the answer and is not supported is refused by name; a field
+that nobody here knows is refused too, since it might. Null is the same as
+absent. Fields that only label a request are allowed and unused.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import json
+from typing import Any
+
+from envace_jax import types
+from envace_jax.serving import chat, jobs, programs
+
+MAX_CHOICES = 16
+_LABELS = frozenset(
+  ('user', 'metadata', 'store', 'service_tier', 'safety_identifier',
+   'prompt_cache_key')
+)  # fmt: skip
+# Allowed where they ask for nothing.
+_NEUTRAL = {
+  'frequency_penalty': (0,),
+  'presence_penalty': (0,),
+  'logit_bias': ({},),
+  'response_format': ({'type': 'text'},),
+  'suffix': ('',),
+  'best_of': (1,),
+  'modalities': (['text'],),
+}
+_SHARED = frozenset(
+  ('model', 'stream', 'stream_options', 'stop', 'seed', 'n', 'max_tokens',
+   'temperature', 'top_p', 'top_k', 'logprobs', 'deadline_s')
+)  # fmt: skip
+_CHAT = _SHARED | {
+  'messages', 'tools', 'tool_choice', 'parallel_tool_calls', 'top_logprobs',
+  'max_completion_tokens',
+}  # fmt: skip
+_COMPLETION = _SHARED | {'prompt', 'echo'}
+_INT64 = 1 << 63
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChatRequest:
+  messages: Sequence[types.Json]
+  tools: Sequence[types.Json]
+  settings: chat.Settings
+  stream: bool
+  include_usage: bool
+  logprobs: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompletionRequest:
+  prompts: Sequence[str | list[int]]
+  settings: chat.Settings
+  stream: bool
+  include_usage: bool
+  logprobs: int | None
+  echo: bool
+
+
+def parse(body: bytes) -> dict[str, Any]:
+  """A body as a JSON object, without its nulls.
+
+  Raises:
+    Refused: it is none.
+  """
+
+  def reject(name: str):
+    raise ValueError(f'{name} is not JSON')
+
+  try:
+    value = json.loads(body, parse_constant=reject)
+  except (ValueError, RecursionError) as error:
+    raise jobs.Refused(
+      400, 'invalid_json', f'the body is not valid JSON ({error})'
+    ) from error
+  if not isinstance(value, dict):
+    raise jobs.Refused(400, 'invalid_json', 'the body must be a JSON object')
+  return {key: item for key, item in value.items() if item is not None}
+
+
+def chat_request(body: dict[str, Any], model: str) -> ChatRequest:
+  """A request for /v1/chat/completions.
+
+  Raises:
+    Refused: a field is unknown, unsupported or wrong.
+  """
+  _known(body, _CHAT, model)
+  logprobs = _bool(body, 'logprobs')
+  top = _int(body, 'top_logprobs', 0, 0, programs.TOP)
+  if top and not logprobs:
+    raise _wrong('top_logprobs', 'top_logprobs needs logprobs=true')
+  limits = [
+    _int(body, name, None, 1, _INT64)
+    for name in ('max_completion_tokens', 'max_tokens')
+  ]
+  choice, named = _tool_choice(body.get('tool_choice', 'auto'))
+  stream, include_usage = _stream(body)
+  return ChatRequest(
+    messages=body.get('messages', ()),
+    tools=_tools(body.get('tools', [])),
+    settings=_settings(
+      body,
+      max_tokens=limits[0] if limits[0] is not None else limits[1],
+      top=top,
+      tool_choice=choice,
+      named=named,
+      parallel=_bool(body, 'parallel_tool_calls', None),
+    ),
+    stream=stream,
+    include_usage=include_usage,
+    logprobs=logprobs,
+  )
+
+
+def completion_request(body: dict[str, Any], model: str) -> CompletionRequest:
+  """A request for /v1/completions.
+
+  Raises:
+    Refused: as `chat_request`.
+  """
+  _known(body, _COMPLETION, model)
+  logprobs = _int(body, 'logprobs', None, 0, programs.TOP)
+  stream, include_usage = _stream(body)
+  echo = _bool(body, 'echo')
+  if stream and echo:
+    raise _wrong('echo', 'echo and stream exclude each other')
+  return CompletionRequest(
+    prompts=_prompts(body.get('prompt')),
+    settings=_settings(
+      body,
+      max_tokens=_int(body, 'max_tokens', 16, 0 if echo else 1, _INT64),
+      top=logprobs or 0,
+      tool_choice='none',
+      named=None,
+      parallel=None,
+    ),
+    stream=stream,
+    include_usage=include_usage,
+    logprobs=logprobs,
+    echo=echo,
+  )
+
+
+def _known(body, names: frozenset[str], model: str) -> None:
+  for name, value in body.items():
+    if name in names or name in _LABELS:
+      continue
+    if name in _NEUTRAL and value in _NEUTRAL[name]:
+      continue
+    raise jobs.Refused(
+      400,
+      'unsupported_parameter',
+      f'{name} is not supported here and might change the answer; leave it out',
+      name[:100],
+    )
+  if not isinstance(body.get('model'), str):
+    raise _wrong('model', f'model must be {model!r}')
+  if body['model'] != model:
+    raise jobs.Refused(
+      404,
+      'model_not_found',
+      f'the model {body["model"][:100]!r} does not exist; {model!r} does',
+      'model',
+    )
+
+
+def _settings(
+  body, *, max_tokens, top, tool_choice, named, parallel
+) -> chat.Settings:
+  return chat.Settings(
+    sampling=jobs.Sampling(
+      temperature=_number(body, 'temperature', 1.0, 0, 2),
+      top_p=_number(body, 'top_p', 1.0, 1e-6, 1),
+      top_k=_int(body, 'top_k', 0, 0, 1 << 30),
+      max_tokens=max_tokens,
+      seed=_int(body, 'seed', None, -_INT64, _INT64 - 1),
+      top=top,
+    ),
+    n=_int(body, 'n', 1, 1, MAX_CHOICES),
+    stop=_stop(body.get('stop', ())),
+    tool_choice=tool_choice,
+    named=named,
+    parallel=parallel,
+    deadline_s=_number(body, 'deadline_s', None, 1e-3, 86400),
+  )
+
+
+def _stream(body) -> tuple[bool, bool]:
+  stream, options = _bool(body, 'stream'), body.get('stream_options', {})
+  if not isinstance(options, dict) or set(options) - {
+    'include_usage',
+    'include_obfuscation',
+  }:
+    raise _wrong('stream_options', 'stream_options may have include_usage')
+  if options and not stream:
+    raise _wrong('stream_options', 'stream_options needs stream=true')
+  return stream, options.get('include_usage') is True
+
+
+def _stop(value) -> tuple[str, ...]:
+  stops = [value] if isinstance(value, str) else value
+  if not isinstance(stops, list | tuple) or len(stops) > 4:
+    raise _wrong('stop', 'stop must be a string, or at most 4 of them')
+  if not all(isinstance(stop, str) and stop for stop in stops):
+    raise _wrong('stop', 'stop must be strings that are not empty')
+  return tuple(stops)
+
+
+def _tool_choice(value) -> tuple[str, str | None]:
+  if value in ('none', 'auto', 'required'):
+    return value, None
+  if isinstance(value, dict) and value.get('type') == 'function':
+    function = value.get('function')
+    name = function.get('name') if isinstance(function, dict) else None
+    if isinstance(name, str):
+      return 'named', name
+  raise _wrong(
+    'tool_choice',
+    "tool_choice must be 'none', 'auto', 'required' or name a function",
+  )
+
+
+def _tools(value) -> tuple[types.Json, ...]:
+  if not isinstance(value, list):
+    raise _wrong('tools', 'tools must be a list')
+  for i, tool in enumerate(value):
+    function = tool.get('function') if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or tool.get('type') != 'function':
+      raise _wrong('tools', f'tools[{i}] must be of type function')
+    name, parameters = function.get('name'), function.get('parameters', {})
+    if not isinstance(name, str) or not name:
+      raise _wrong('tools', f'tools[{i}].function.name must be a string')
+    if not isinstance(parameters, dict | None):
+      raise _wrong('tools', f'tools[{i}].function.parameters must be an object')
+  return tuple(value)
+
+
+def _prompts(value) -> list[str | list[int]]:
+  is_ids = lambda x: isinstance(x, list) and all(type(i) is int for i in x)
+  prompts = [value] if isinstance(value, str) or is_ids(value) else value
+  if not isinstance(prompts, list) or not 1 <= len(prompts) <= MAX_CHOICES:
+    raise _wrong('prompt', f'prompt must be 1 to {MAX_CHOICES} texts or ids')
+  if not all((isinstance(p, str) or is_ids(p)) and p for p in prompts):
+    raise _wrong('prompt', 'a prompt must be a text or ids, and not empty')
+  return prompts
+
+
+def _bool(body, name: str, default: bool | None = False) -> bool | None:
+  value = body.get(name, default)
+  if value is not default and not isinstance(value, bool):
+    raise _wrong(name, f'{name} must be true or false')
+  return value
+
+
+def _int(body, name: str, default, least: int, most: int) -> int | None:
+  value = body.get(name, default)
+  if name not in body:
+    return default
+  if type(value) is not int or not least <= value <= most:
+    raise _wrong(name, f'{name} must be a whole number in [{least}, {most}]')
+  return value
+
+
+def _number(body, name: str, default, least, most) -> float | None:
+  if name not in body:
+    return default
+  value = body[name]
+  if type(value) not in (int, float) or not least <= value <= most:
+    raise _wrong(name, f'{name} must be a number in [{least}, {most}]')
+  return float(value)
+
+
+def _wrong(param: str, message: str) -> jobs.Refused:
+  return jobs.Refused(400, 'invalid_value', message, param)
