@@ -86,7 +86,7 @@ _DEADLINE = flags.DEFINE_float(
   'deadline_s', 600.0, 'serve: seconds that an answer may take.', 0.001
 )
 _SHOWN_TOOLS = flags.DEFINE_enum(
-  'shown_tools', '', ('', 'none', 'names', 'schemas'),
+  'shown_tools', '', ('', 'none', 'names', 'signatures', 'schemas'),
   'serve: what prompts say of the tools; by default as in training.',
 )  # fmt: skip
 _DISTRIBUTED = flags.DEFINE_bool(

@@ -39,10 +39,11 @@ def get_config() -> ml_collections.ConfigDict:
   c.data.strict = False  # 'published': the first fault of a sample is an error
 
   c.prompt = ml_collections.ConfigDict()
-  c.prompt.tools = 'none'  # 'none' | 'names' | 'schemas' shown in the prompt
+  # Of the tools, in the prompt: 'none' | 'names' | 'signatures' | 'schemas'
+  c.prompt.tools = 'none'
   c.prompt.thoughts = False  # <think> and </think> are pieces of their own
   c.prompt.rehearse = ml_collections.ConfigDict()  # view='split': its prompt
-  c.prompt.rehearse.tools = 'none'  # 'none' | 'names' | 'schemas'
+  c.prompt.rehearse.tools = 'none'  # the same choices
   c.prompt.rehearse.instructions = ''  # system prompt of the role
   c.prompt.rehearse.records = 'own'  # 'none' | 'own' | 'others': grounding
   c.prompt.rehearse.max_records = 4

@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from envace_jax import types
-from envace_jax.text import formats, tool_calls
+from envace_jax.text import formats, signatures, tool_calls
 
 NOTES = '\n\nKnown from rehearsal:\n'
 TOOLS_HEAD = 'Tools that may be called:'
@@ -41,6 +41,8 @@ class Messages:
       functions = [tool['function'] for tool in opening.tools]
       if opening.shown == 'names':
         shown = [function['name'] for function in functions]
+      elif opening.shown == 'signatures':
+        shown = [signatures.signature(function) for function in functions]
       else:
         shown = [tool_calls.dumps(function) for function in functions]
       system.append('\n'.join([TOOLS_HEAD, *shown]))

@@ -22,8 +22,8 @@ import re
 from typing import Protocol
 
 from envace_jax import types
+from envace_jax.text import signatures, tool_calls
 from envace_jax.text import tokenizer as tokenizers
-from envace_jax.text import tool_calls
 
 _THOUGHT_MARK = re.compile(f'({"|".join(tokenizers.THOUGHTS)})')
 
@@ -53,6 +53,10 @@ class Marker:
     )
 
 
+# What a prompt says of the tools, from nothing to everything.
+TOOLS_SHOWN = ('none', 'names', 'signatures', 'schemas')
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Opening:
   """What a prompt says."""
@@ -60,7 +64,7 @@ class Opening:
   instruction: str | None  # None: nobody has asked anything yet
   notes: str = ''  # rehearsal memory
   tools: Sequence[types.Json] = ()  # OpenAI function schemas
-  shown: str = 'none'  # of the tools: 'none' | 'names' | 'schemas'
+  shown: str = 'none'  # of the tools: one of TOOLS_SHOWN
   system: str = ''
 
 
@@ -157,6 +161,8 @@ class Own:
       functions = [tool['function'] for tool in opening.tools]
       if opening.shown == 'names':
         text = ', '.join(function['name'] for function in functions)
+      elif opening.shown == 'signatures':
+        text = signatures.signatures(functions)
       else:
         text = json.dumps(functions, ensure_ascii=False)
       ids += [control['<|tools|>'], *encode(text), self._end]

@@ -35,7 +35,6 @@ from envace_jax.text import tokenizer as tokenizers
 
 Span = tuple[np.ndarray, np.ndarray]  # ids [T] int32, authors [T] int8
 
-TOOLS_IN_PROMPT = ('none', 'names', 'schemas')
 # Authors of observations in a row of ACT, and whose words they are.
 OBSERVING = {
   types.Author.REHEARSE: types.Author.REHEARSE,
@@ -70,12 +69,15 @@ class Template:
     Args:
       tokenizer: supplies content pieces and control pieces.
       tools: what a prompt says of the tools: 'none' (a fixed tool set that
-        the policy has internalised), 'names' or full 'schemas'.
+        the policy has internalised), 'names', one-line 'signatures' or full
+        'schemas'.
       parallel: an action may hold several calls; otherwise that is malformed.
       row_format: words and joints, of this tokenizer; None: `formats.Own`.
     """
-    if tools not in TOOLS_IN_PROMPT:
-      raise ValueError(f'prompt.tools={tools!r}; use one of {TOOLS_IN_PROMPT}')
+    if tools not in formats.TOOLS_SHOWN:
+      raise ValueError(
+        f'prompt.tools={tools!r}; use one of {formats.TOOLS_SHOWN}'
+      )
     self.format = row_format or formats.Own(tokenizer)
     if parallel and formats.Joint.AGAIN not in self.format.joints:
       raise ValueError(
