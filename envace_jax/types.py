@@ -152,6 +152,8 @@ class Step:
   author: Author = Author.WORLD  # who wrote the observation
   turn: int = 0  # user turn, from 0
   message: int = 0  # which of the episode's actions, replies counted, from 0
+  # Of a recorded call: 'success', or the environment's name of the error.
+  outcome: str = ''
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

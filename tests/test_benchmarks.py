@@ -85,6 +85,9 @@ class Adding:
       parts={'count': self._count},
     )
 
+  def record(self):
+    return {'said': self._count}
+
   def close(self):
     self._whole.closed += 1
 
@@ -115,7 +118,7 @@ def measured(path, whole, policy, **settings):
 
 def facts(found):
   """What does not depend on time."""
-  return [{**vars(result), 'seconds': 0} for result in found]
+  return [{**vars(result), 'seconds': 0, 'started': ''} for result in found]
 
 
 def test_oracle_and_noop_bound_the_harness(tmp_path):

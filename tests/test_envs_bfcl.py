@@ -18,9 +18,9 @@ from envace_jax.envs import (
   bfcl_calls,
   bfcl_multi,
   bfcl_package,
-  bfcl_recorded,
   bfcl_scores,
   bfcl_single,
+  recording,
 )
 
 SIZES = {
@@ -289,18 +289,21 @@ def test_recorded_transitions_are_what_the_backend_says(source):
   outcomes = collections.Counter()
   for task_id in _multi_turn_ids(source, every=40):
     calls = [call for turn in source.plan(task_id) for call in turn]
-    full = bfcl_recorded.demonstration(source, task_id)
-    assert [step.action for step in full.steps] == calls
-    assert len(full.user_turns) == len(full.turn_replies)
     for lack in (None, 0):
-      found = list(bfcl_recorded.transitions(source, task_id, without=lack))
-      assert len(found) == len(calls) - (lack is not None)
-      for i, transition in enumerate(found):
-        assert len(transition.history) == i
-        assert transition.outcome in bfcl_recorded.OUTCOMES
-        outcomes[lack, transition.outcome] += 1
-        names = {tool['function']['name'] for tool in transition.tools}
-        assert transition.record.call.name in names
+      kept = recording.of_plan(source, task_id, without=lack)
+      assert len(kept.user_turns) == len(kept.turn_replies)
+      found = list(recording.transitions(kept))
+      made = calls if lack is None else calls[1:]
+      assert [record.call for _, record, _ in found] == made
+      names = {tool['function']['name'] for tool in kept.tools}
+      for i, (history, record, outcome) in enumerate(found):
+        assert len(history) == i and record.call.name in names
+        outcomes[lack, outcome] += 1
+  assert {outcome for _, outcome in outcomes} <= {
+    recording.SUCCESS,
+    'refused',
+    'raised',
+  }
   assert outcomes[None, 'success'] > 100
   assert outcomes[0, 'refused'] >= 5, 'errors are real, and there are some'
 

@@ -1,7 +1,7 @@
 """τ²-Bench under its own evaluators: oracles, baselines, hostile policies."""
 
 import concurrent.futures
-import datetime
+import json
 import math
 import sys
 import time
@@ -23,7 +23,6 @@ from envace_jax.envs import (  # noqa: E402
   tau2_metrics,
   tau2_oracles,
   tau2_package,
-  tau2_results,
 )
 
 SAMPLED = {
@@ -300,27 +299,23 @@ def test_a_part_that_needs_a_judge_is_neither_right_nor_wrong(bench):
 
 def test_results_are_read_and_scored_alike_by_the_package(bench, tmp_path):
   """The package's loader, its one evaluator for all, and its metrics."""
-  limits = tau2_attempts.Limits()
   trials = []
   for task_id in bench.task_ids('telecom_solo')[:3]:
     for trial, replies in enumerate(
       (bench.oracle(task_id), [call('no_such', {}), tau2_oracles.DONE], [])
     ):
+      attempt = play(bench, task_id, replies)
       trials.append(
-        tau2_results.Trial(
-          attempt=play(bench, task_id, replies),
+        benchmark.Recorded(
+          task_id=task_id,
           trial=trial,
-          started=datetime.datetime(2026, 1, 1),
+          started='2026-01-01T00:00:00',
           seconds=1.0,
+          # As it comes back from a file.
+          value=json.loads(json.dumps(attempt.record())),
         )
       )
-  path = tmp_path / 'out' / 'results.json'
-  tau2_results.write(
-    path,
-    tau2_results.results(
-      'telecom_solo', trials, agent='oracle', user='', limits=limits
-    ),
-  )
+  (path,) = bench.write(tmp_path / 'out', 'oracle', trials)
   records = tau2_package.load().simulation
   read = records.Results.load(path)
   assert len(read.tasks) == 3 and len(read.simulations) == 9

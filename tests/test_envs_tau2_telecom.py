@@ -1,7 +1,6 @@
 """Telecom tickets as tasks to train on: splits, checklists and the line."""
 
 import collections
-import dataclasses
 import math
 
 import pytest
@@ -13,11 +12,11 @@ pytest.importorskip(
 from envace_jax import types  # noqa: E402
 from envace_jax.envs import (  # noqa: E402
   benchmark,
+  recording,
   tau2,
   tau2_data,
   tau2_oracles,
   tau2_telecom,
-  tau2_transitions,
 )
 from envace_jax.rewards import verifiers  # noqa: E402
 
@@ -184,31 +183,16 @@ def test_what_is_refused_changes_nothing(splits, line, action, error):
 
 def test_transitions_are_real_and_in_order():
   bench = tau2.Tau2()
-  ids = bench.task_ids('telecom_solo')[:4]
-  found = list(tau2_transitions.transitions(bench, ids))
-  plans = [tau2_oracles.gold_calls(tau2.find(i)[1]) for i in ids]
-  calls = [call for plan in plans for call, _ in plan]
-  assert [t.record.call for t in found] == calls
-  for i, transition in enumerate(found):
-    assert transition.kind is tau2_transitions.Kind.ANSWERED
-    first = i == 0 or found[i - 1].task_id != transition.task_id
-    expected = () if first else (*found[i - 1].history, _step(found[i - 1]))
-    assert [s.action for s in transition.history] == [
-      s.action for s in expected
-    ]
-  # The same calls, executed again, give the same answers.
-  again = list(tau2_transitions.transitions(bench, ids))
-  assert [dataclasses.replace(t, tools=()) for t in again] == [
-    dataclasses.replace(t, tools=()) for t in found
-  ]
-
-
-def _step(transition):
-  return types.Step(
-    action=transition.record.call,
-    action_text='',
-    observation_text=transition.record.observation_text,
-  )
+  for task_id in bench.task_ids('telecom_solo')[:4]:
+    kept = recording.of_plan(bench, task_id)
+    found = list(recording.transitions(kept))
+    calls = [call for call, _ in tau2_oracles.gold_calls(tau2.find(task_id)[1])]
+    assert [record.call for _, record, _ in found] == calls
+    for i, (history, _, outcome) in enumerate(found):
+      assert outcome == recording.SUCCESS
+      assert [step.action for step in history] == calls[:i]
+    # The same calls, executed again, give the same answers.
+    assert recording.of_plan(bench, task_id) == kept
 
 
 def test_tools_are_full_schemas():

@@ -41,7 +41,7 @@ NARROWER = {
   'endpoints': {'types', 'errors'},  # a network, whoever asks it
   'worlds': BASE | {'text', 'model', 'tasks', 'endpoints', 'sampling', 'envs'},
   # Messages in, verdicts out: who answers is asked over a seam.
-  'benchmarks': BASE | {'text', 'endpoints', 'envs', 'evaluation'},
+  'benchmarks': BASE | {'text', 'tasks', 'endpoints', 'envs', 'evaluation'},
   # How episodes are made knows nothing of what they are worth.
   'rollout': BASE | {'text', 'model', 'tasks', 'sampling', 'worlds'},
 }

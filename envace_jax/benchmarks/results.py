@@ -38,7 +38,10 @@ class Result:
   call_errors: int = 0  # answered with an error, or unreadable
   tokens_in: int = 0
   tokens_out: int = 0
+  started: str = ''  # ISO 8601, UTC
   seconds: float = 0.0
+  record: Any = None  # for the benchmark's own result file
+  demonstration: types.Json | None = None  # for `tasks.records`, if wanted
 
   @property
   def key(self) -> Key:

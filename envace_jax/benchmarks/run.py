@@ -10,6 +10,8 @@ that gave no reply, `internal: ...` for a fault of the harness.
 from collections.abc import Mapping, Sequence
 import concurrent.futures
 import dataclasses
+import datetime
+import json
 import os
 import threading
 import time
@@ -18,7 +20,8 @@ from absl import logging
 
 from envace_jax import errors, progress, types
 from envace_jax.benchmarks import policies, results
-from envace_jax.envs import benchmark
+from envace_jax.envs import benchmark, recording
+from envace_jax.tasks import records
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,9 @@ class Settings:
   max_steps: int = 50  # replies in one attempt
   workers: int = 1  # attempts at a time
   retry_errored: bool = False  # those of an earlier run
+  # What was called and answered is kept with each result, redacted.
+  demonstrations: bool = False
+  redact: recording.Redact | None = None
 
   def __post_init__(self):
     for name in ('trials', 'max_steps', 'workers'):
@@ -105,22 +111,31 @@ def attempt(
   measured: benchmark.Benchmark,
   policy: policies.Policy,
   task: tuple[str, str, int],  # category, task id, trial
-  max_steps: int,
+  settings: Settings,
   stopped: threading.Event,
 ) -> results.Result | None:
   """One attempt; whatever happens is in its result. None once stopped."""
   category, task_id, trial = task
   start, spent = time.monotonic(), dict.fromkeys(_SPENT, 0)
+  started = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
   result = {}
   try:
     opened = measured.open(task_id)
     try:
+      recorder = recording.Recorder(task_id, opened, settings.redact)
       speaker = policy.begin(task_id, trial)
-      over = _talk(opened, speaker, max_steps, spent, stopped)
+      over = _talk(opened, speaker, recorder, settings, spent, stopped)
       if stopped.is_set() and not over:
         return None
       outcome = opened.score()
-      result = {**dataclasses.asdict(outcome), 'capped': not over}
+      result = {
+        **dataclasses.asdict(outcome),
+        'capped': not over,
+        'record': opened.record(),
+      }
+      if settings.demonstrations:
+        kept = recorder.demonstration(policy.name)
+        result['demonstration'] = json.loads(records.to_json(kept))
     finally:
       opened.close()
   except benchmark.AttemptFailed as error:
@@ -134,6 +149,7 @@ def attempt(
     task_id=task_id,
     category=category,
     trial=trial,
+    started=started,
     seconds=round(time.monotonic() - start, 3),
     **spent,
     **result,
@@ -146,13 +162,14 @@ _SPENT = ('steps', 'calls', 'call_errors', 'tokens_in', 'tokens_out')
 def _talk(
   opened: benchmark.Attempt,
   speaker: policies.Speaker,
-  max_steps: int,
+  recorder: recording.Recorder,
+  settings: Settings,
   spent: dict[str, int],
   stopped: threading.Event,
 ) -> bool:
   """Speaks until the attempt is over; False if the limit ended it."""
   dialogue = policies.Dialogue(opened.system, opened.instruction)
-  for _ in range(max_steps):
+  for _ in range(settings.max_steps):
     if stopped.is_set():
       return False
     answer = speaker.ask(dialogue.messages, opened.tools)
@@ -161,6 +178,7 @@ def _talk(
     spent['tokens_in'] += answer.tokens_in
     spent['tokens_out'] += answer.tokens_out
     heard = opened.respond(answer.reply)
+    recorder.hear(answer.reply, heard)
     spent['call_errors'] += sum(
       message.role == 'tool' and message.error is not None for message in heard
     )
@@ -190,7 +208,7 @@ def _run(
   counts: types.Json = {'success': 0, 'errored': 0}
   try:
     futures = [
-      pool.submit(attempt, measured, policy, task, settings.max_steps, stopped)
+      pool.submit(attempt, measured, policy, task, settings, stopped)
       for task in left
     ]
     with progress.bar(measured.name, len(left), unit='attempt') as bar:

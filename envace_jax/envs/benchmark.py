@@ -8,12 +8,10 @@ observation, or counts against the attempt.
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Literal, Protocol
+import pathlib
+from typing import Any, Literal, Protocol
 
 from envace_jax import types
-
-# How tools are shown: as JSON schemas, or as one line `name(argument, ...)`.
-Signatures = Literal['schemas', 'compact']
 
 
 class AttemptFailed(Exception):
@@ -47,6 +45,17 @@ class Outcome:
   parts: types.Json = dataclasses.field(default_factory=dict)  # its components
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recorded:
+  """One attempt that is over, for the benchmark's own result file."""
+
+  task_id: str
+  trial: int
+  started: str  # ISO 8601
+  seconds: float
+  value: Any  # what `Attempt.record` gave
+
+
 class Attempt(Protocol):
   """One attempt at one task. It shares no state with any other attempt."""
 
@@ -65,6 +74,9 @@ class Attempt(Protocol):
 
   def score(self) -> Outcome:
     """The verdict on what was said so far; may be asked once."""
+
+  def record(self) -> Any:
+    """This attempt as JSON for `Benchmark.write`, once it is over."""
 
   def close(self) -> None:
     """Releases what the attempt holds."""
@@ -87,3 +99,8 @@ class Benchmark(Protocol):
 
   def oracle(self, task_id: str) -> Sequence[Reply] | None:
     """Replies that earn full marks; None where nobody recorded any."""
+
+  def write(
+    self, directory: pathlib.Path, policy: str, recorded: Sequence[Recorded]
+  ) -> Sequence[pathlib.Path]:
+    """Writes result files as the benchmark's own tools read them, if any do."""

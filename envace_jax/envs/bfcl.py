@@ -11,6 +11,7 @@ These tasks are a test set. What is learned from belongs to `bfcl_files`.
 
 from collections.abc import Sequence
 import functools
+import pathlib
 
 from envace_jax import errors, types
 from envace_jax.envs import (
@@ -18,6 +19,7 @@ from envace_jax.envs import (
   bfcl_calls,
   bfcl_multi,
   bfcl_package,
+  bfcl_results,
   bfcl_single,
   bfcl_tools,
 )
@@ -70,6 +72,24 @@ class Bfcl:
       replies += [benchmark.Reply(text='', calls=step) for step in steps]
       replies.append(benchmark.Reply(text='Done.'))
     return replies
+
+  def write(
+    self,
+    directory: pathlib.Path,
+    policy: str,
+    recorded: Sequence[benchmark.Recorded],
+  ) -> Sequence[pathlib.Path]:
+    """A directory a trial, each as `bfcl evaluate --result-dir` wants it."""
+    del policy
+    paths = []
+    for trial in sorted({one.trial for one in recorded}):
+      values = {
+        one.task_id: one.value for one in recorded if one.trial == trial
+      }
+      paths += bfcl_results.write_results(
+        directory / f'trial_{trial}', bfcl_results.HANDLER, values
+      )
+    return paths
 
   def plan(self, task_id: str) -> list[list[types.ToolCall]]:
     """The ground truth of a multi-turn task: calls by turn."""

@@ -12,6 +12,7 @@ package's own line in place of the user's.
 
 from collections.abc import Sequence
 import json
+from typing import Any
 
 from envace_jax import types
 from envace_jax.envs import (
@@ -53,9 +54,7 @@ class MultiTurn:
     self._show(entry['function'])
     self.instruction = self._next_turn()
 
-  @property
-  def result(self):
-    """What the package's result file holds for this attempt."""
+  def record(self) -> Any:
     return [list(turn) for turn in self._results]
 
   def respond(self, reply: benchmark.Reply) -> Sequence[benchmark.Message]:

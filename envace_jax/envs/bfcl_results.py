@@ -4,8 +4,9 @@
 
 one line a task: its id, and what a function-calling model said. MODEL must be
 one that the package knows, with a handler that reads OpenAI tool calls and
-renames dots (`gpt-4o-2024-11-20-FC` is one): it decides how lines are decoded,
-and nothing else. A category is judged whole, or with `--partial-eval`.
+renames dots: it decides how lines are decoded, and nothing else. HANDLER is
+one; whoever was measured, results stand under its name. A category is judged
+whole, or with `--partial-eval`.
 """
 
 from collections.abc import Mapping
@@ -15,11 +16,13 @@ from typing import Any
 
 from envace_jax.envs import bfcl_package
 
+HANDLER = 'gpt-4o-2024-11-20-FC'
+
 
 def write_results(
   directory: pathlib.Path, model: str, results: Mapping[str, Any]
 ) -> list[pathlib.Path]:
-  """Writes results by task id (`Attempt.result`), a file per category."""
+  """Writes results by task id (`Attempt.record`), a file per category."""
   utils = bfcl_package.load().utils
   by_category: dict[str, list] = {}
   for task_id, result in results.items():

@@ -10,6 +10,7 @@ says what the package would have said.
 
 from collections.abc import Sequence
 import json
+from typing import Any
 
 from envace_jax import types
 from envace_jax.envs import benchmark, bfcl_calls, bfcl_package, bfcl_tools
@@ -47,9 +48,7 @@ class SingleTurn:
       bfcl_tools.to_openai(doc, mapping) for doc in entry['function']
     ]
 
-  @property
-  def result(self):
-    """What the package's result file holds for this attempt."""
+  def record(self) -> Any:
     if self._reply is None:
       return 'Error during inference: no reply'
     return as_result(self._reply)

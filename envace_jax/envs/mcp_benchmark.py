@@ -13,6 +13,7 @@ judge model) leaves the reward, and keeps the attempt from being a success.
 from collections.abc import Callable, Sequence
 import dataclasses
 import hashlib
+import pathlib
 
 from etils import epath
 
@@ -92,6 +93,16 @@ class McpBenchmark:
     calls = [benchmark.Reply(text='', calls=(call,)) for call in task.plan]
     return [*calls, benchmark.Reply(text=task.plan_reply)]
 
+  def write(
+    self,
+    directory: pathlib.Path,
+    policy: str,
+    recorded: Sequence[benchmark.Recorded],
+  ) -> Sequence[pathlib.Path]:
+    """Nobody else has tools for such a benchmark."""
+    del directory, policy, recorded
+    return ()
+
 
 class McpAttempt:
   """The seam `envs.benchmark.Attempt`: scripted user turns, real calls."""
@@ -144,6 +155,9 @@ class McpAttempt:
     return benchmark.Outcome(
       reward=share, success=success, reason=reason, parts=parts
     )
+
+  def record(self) -> None:
+    return None
 
   def close(self) -> None:
     self._environment.close()

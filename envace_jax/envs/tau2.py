@@ -11,6 +11,7 @@ numbers, and `version` says which it was.
 """
 
 from collections.abc import Callable, Sequence
+import pathlib
 from typing import Any
 
 from envace_jax import errors
@@ -21,6 +22,7 @@ from envace_jax.envs import (
   tau2_oracles,
   tau2_package,
   tau2_prompts,
+  tau2_results,
   tau2_users,
 )
 
@@ -55,6 +57,7 @@ class Tau2:
     tau2_package.load()
     self._make_user, self._split, self._prompt = make_user, split, prompt
     self._limits = limits or tau2_attempts.Limits()
+    self._user_name = user_name
     self.version = (
       f'{tau2_data.version()}, split {split}, prompt {prompt}, '
       f'user {user_name or "none"}'
@@ -89,6 +92,25 @@ class Tau2:
 
   def oracle(self, task_id: str) -> Sequence[benchmark.Reply] | None:
     return tau2_oracles.replies(*find(task_id))
+
+  def write(
+    self,
+    directory: pathlib.Path,
+    policy: str,
+    recorded: Sequence[benchmark.Recorded],
+  ) -> Sequence[pathlib.Path]:
+    """A file a category, as `tau2 view` loads it."""
+    by_category: dict[str, list[benchmark.Recorded]] = {}
+    for one in recorded:
+      by_category.setdefault(one.task_id.partition('/')[0], []).append(one)
+    paths = []
+    for category, some in by_category.items():
+      paths.append(directory / f'{category}.json')
+      found = tau2_results.results(
+        category, some, agent=policy, user=self._user_name, limits=self._limits
+      )
+      tau2_results.write(paths[-1], found)
+    return paths
 
 
 def find(task_id: str) -> tuple[str, Any]:

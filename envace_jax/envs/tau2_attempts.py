@@ -83,6 +83,7 @@ class Tau2Attempt:
     self.task_id = task.id  # the package's
     self.trajectory: list[Any] = list(history)
     self.termination = ''
+    self._info: Any = None  # the package's own verdict
     self.num_steps = self.num_errors = 0
     self.system = tau2_prompts.system(
       category, self._environment.get_policy(), task, prompt
@@ -125,11 +126,7 @@ class Tau2Attempt:
     return [benchmark.Message(role='user', text=said)]
 
   def score(self) -> benchmark.Outcome:
-    return self.judge()[0]
-
-  def judge(self) -> tuple[benchmark.Outcome, Any]:
-    """The verdict, and the package's own record of it."""
-    outcome, info = tau2_evaluation.outcome(
+    outcome, self._info = tau2_evaluation.outcome(
       self._category,
       self._task,
       self.trajectory,
@@ -140,7 +137,26 @@ class Tau2Attempt:
       'steps': max(self.num_steps, 0),
       'refused_calls': self.num_errors,
     }
-    return dataclasses.replace(outcome, parts=parts), info
+    return dataclasses.replace(outcome, parts=parts)
+
+  def record(self) -> types.Json:
+    """The package's `SimulationRun`, without what only the harness knows."""
+    if self._info is None:
+      self.score()
+    simulation = self._package.simulation
+    reasons = {reason.value for reason in simulation.TerminationReason}
+    return {
+      'task_id': self.task_id,
+      # Ends that upstream has no name for are the agent's fault there, too.
+      'termination_reason': (
+        self.termination if self.termination in reasons else 'agent_error'
+      ),
+      'reward_info': self._info.model_dump(mode='json'),
+      'messages': [
+        message.model_copy(update={'turn_idx': i}).model_dump(mode='json')
+        for i, message in enumerate(self.trajectory)
+      ],
+    }
 
   def close(self) -> None:
     self._environment = None  # the databases are the large part

@@ -6,54 +6,21 @@ the package's evaluator scores it again.
 """
 
 from collections.abc import Sequence
-import dataclasses
 import datetime
 import pathlib
 from typing import Any
 
-from envace_jax.envs import tau2_attempts, tau2_data, tau2_package
-
-# Ends that upstream has no name for are the agent's fault there, too.
-_AGENT_ERROR = 'agent_error'
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Trial:
-  """One attempt that is over; several at a task differ in `trial`."""
-
-  attempt: tau2_attempts.Tau2Attempt
-  trial: int = 0
-  started: datetime.datetime
-  seconds: float
-
-
-def simulation(trial: Trial) -> Any:
-  """The package's `SimulationRun` of an attempt, its verdict in it."""
-  package, attempt = tau2_package.load(), trial.attempt
-  _, info = attempt.judge()
-  messages = []
-  for i, message in enumerate(attempt.trajectory):
-    messages.append(message.model_copy(update={'turn_idx': i}))
-  reasons = {reason.value for reason in package.simulation.TerminationReason}
-  ended = trial.started + datetime.timedelta(seconds=trial.seconds)
-  return package.simulation.SimulationRun(
-    id=f'{attempt.task_id}/{trial.trial}',
-    task_id=attempt.task_id,
-    start_time=trial.started.isoformat(),
-    end_time=ended.isoformat(),
-    duration=trial.seconds,
-    termination_reason=(
-      attempt.termination if attempt.termination in reasons else _AGENT_ERROR
-    ),
-    reward_info=info,
-    messages=messages,
-    trial=trial.trial,
-  )
+from envace_jax.envs import (
+  benchmark,
+  tau2_attempts,
+  tau2_data,
+  tau2_package,
+)
 
 
 def results(
   category: str,
-  trials: Sequence[Trial],
+  recorded: Sequence[benchmark.Recorded],
   *,
   agent: str,
   user: str,
@@ -63,7 +30,7 @@ def results(
 
   Args:
     category: of all the trials.
-    trials: in any order.
+    recorded: in any order.
     agent: name of whoever was measured.
     user: name of the user, '' in solo mode.
     limits: under which was measured.
@@ -71,10 +38,10 @@ def results(
   package = tau2_package.load()
   records = package.simulation
   chosen = tau2_data.CATEGORIES[category]
-  ids = list(dict.fromkeys(trial.attempt.task_id for trial in trials))
+  ids = list(dict.fromkeys(one.value['task_id'] for one in recorded))
   info = records.Info(
     git_commit=tau2_data.version(),
-    num_trials=max((trial.trial + 1 for trial in trials), default=1),
+    num_trials=max((one.trial + 1 for one in recorded), default=1),
     max_steps=limits.max_steps,
     max_errors=limits.max_errors,
     user_info=records.UserInfo(
@@ -92,7 +59,7 @@ def results(
   return records.Results(
     info=info,
     tasks=[tau2_data.task(chosen.domain, task_id) for task_id in ids],
-    simulations=[simulation(trial) for trial in trials],
+    simulations=[_simulation(one) for one in recorded],
   )
 
 
@@ -100,3 +67,19 @@ def write(path: pathlib.Path, found: Any) -> None:
   """Writes a file that the package loads."""
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text(found.model_dump_json(indent=2), encoding='utf-8')
+
+
+def _simulation(recorded: benchmark.Recorded) -> Any:
+  """The package's `SimulationRun`."""
+  started = datetime.datetime.fromisoformat(recorded.started)
+  ended = started + datetime.timedelta(seconds=recorded.seconds)
+  return tau2_package.load().simulation.SimulationRun.model_validate(
+    recorded.value
+    | {
+      'id': f'{recorded.value["task_id"]}/{recorded.trial}',
+      'start_time': started.isoformat(),
+      'end_time': ended.isoformat(),
+      'duration': recorded.seconds,
+      'trial': recorded.trial,
+    }
+  )

@@ -74,6 +74,7 @@ _STEP = _object(
     'author': {'enum': [author.name for author in types.Author]},
     'turn': _INDEX,
     'message': _INDEX,
+    'outcome': _TEXT,
   },
 )
 _RECORD = _object({'call': _CALL, 'observation_text': _TEXT}, {})
