@@ -77,6 +77,24 @@ def bootstrap_mean(
   return bootstrap_counts(counts, ratio(0, 1), seed=seed, draws=draws)
 
 
+def wilson(successes: int, n: int) -> Interval | None:
+  """Of a share of independent trials; it has width also at 0 and at 1.
+
+  Roots of (p - s/n)^2 = z^2 p (1 - p) / n (Wilson 1927), z the 97.5 % normal
+  quantile.
+  """
+  if not 0 <= successes <= n:
+    raise ValueError(f'need 0 <= successes <= n, not {successes=} {n=}')
+  if n == 0:
+    return None
+  z, share = special.ndtri(0.975), successes / n
+  centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+  spread = share * (1 - share) / n + z**2 / (4 * n**2)
+  half = z / (1 + z**2 / n) * np.sqrt(spread)
+  lo, hi = max(0.0, float(centre - half)), min(1.0, float(centre + half))
+  return Interval(mean=share, lo=lo, hi=hi, n=n)
+
+
 def paired_difference(
   a: Values, b: Values, *, seed: int, draws: int = 10_000
 ) -> Interval | None:
