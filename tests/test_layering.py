@@ -24,7 +24,7 @@ LAYERS = (
   ('worlds', 'rewards'),
   ('rollout',),
   ('evaluation', 'report', 'published', 'pretrained'),
-  ('data', 'components'),
+  ('data', 'components', 'benchmarks'),
   ('refusals', 'logprob_memory'),
   ('build',),
   ('restore', 'results', 'experience'),
@@ -39,6 +39,8 @@ NARROWER = {
   'weights': {'errors', 'types', 'model'},  # files <-> parameters
   'endpoints': {'types', 'errors'},  # a network, whoever asks it
   'worlds': BASE | {'text', 'model', 'tasks', 'endpoints', 'sampling', 'envs'},
+  # Messages in, verdicts out: who answers is asked over a seam.
+  'benchmarks': BASE | {'text', 'endpoints', 'envs', 'evaluation'},
   # How episodes are made knows nothing of what they are worth.
   'rollout': BASE | {'text', 'model', 'tasks', 'sampling', 'worlds'},
 }

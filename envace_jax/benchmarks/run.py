@@ -1,0 +1,205 @@
+"""Measures a policy on a benchmark: every task, several trials, in parallel.
+
+An attempt is a loop of replies until the benchmark says that it is over, or
+the limit of steps is reached: then it is scored as it stands. What broke an
+attempt and was not the policy's doing makes it errored, which is not wrong:
+`benchmark: ...` for the benchmark's machinery, `policy: ...` for an endpoint
+that gave no reply, `internal: ...` for a fault of the harness.
+"""
+
+from collections.abc import Mapping, Sequence
+import concurrent.futures
+import dataclasses
+import os
+import threading
+import time
+
+from absl import logging
+
+from envace_jax import errors, progress, types
+from envace_jax.benchmarks import policies, results
+from envace_jax.envs import benchmark
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """How much is measured, and how fast."""
+
+  trials: int = 1  # attempts at each task
+  max_steps: int = 50  # replies in one attempt
+  workers: int = 1  # attempts at a time
+  retry_errored: bool = False  # those of an earlier run
+
+  def __post_init__(self):
+    for name in ('trials', 'max_steps', 'workers'):
+      if getattr(self, name) < 1:
+        raise errors.UserError(f'{name}={getattr(self, name)}; use at least 1')
+
+
+def measure(
+  measured: benchmark.Benchmark,
+  policy: policies.Policy,
+  tasks: Mapping[str, Sequence[str]],
+  path: str | os.PathLike,
+  settings: Settings,
+) -> list[results.Result]:
+  """Results in the order of tasks and trials; what the file has is not rerun.
+
+  Args:
+    measured: the benchmark.
+    policy: who is measured; not closed here.
+    tasks: task ids by category, see `select`.
+    path: of the results' file.
+    settings: how much and how fast.
+  """
+  file = results.File(
+    path,
+    {
+      'benchmark': measured.name,
+      'version': measured.version,
+      'policy': policy.name,
+      'max_steps': settings.max_steps,
+    },
+  )
+  wanted = [
+    (category, task_id, trial)
+    for category, task_ids in tasks.items()
+    for task_id in task_ids
+    for trial in range(settings.trials)
+  ]
+  try:
+    left = [w for w in wanted if _is_missing(file, w, settings)]
+    if left:
+      _run(measured, policy, left, file, settings)
+    return [file.results[task_id, trial] for _, task_id, trial in wanted]
+  finally:
+    file.close()
+
+
+def select(
+  measured: benchmark.Benchmark,
+  categories: Sequence[str] = (),
+  task_ids: Sequence[str] = (),
+) -> dict[str, list[str]]:
+  """Task ids by category: all, or those asked for; raises UserError."""
+  known = list(measured.categories())
+  if odd := [c for c in categories if c not in known]:
+    raise errors.UserError(
+      f'{measured.name} has no category {odd[0]!r}; it has {", ".join(known)}'
+    )
+  chosen = {
+    category: list(measured.task_ids(category))
+    for category in (categories or known)
+  }
+  there = {task_id for ids in chosen.values() for task_id in ids}
+  if odd := [i for i in task_ids if i not in there]:
+    raise errors.UserError(
+      f'{measured.name} has no task {odd[0]!r} in {", ".join(chosen)}'
+    )
+  if task_ids:
+    chosen = {c: [i for i in ids if i in task_ids] for c, ids in chosen.items()}
+  return {category: ids for category, ids in chosen.items() if ids}
+
+
+def attempt(
+  measured: benchmark.Benchmark,
+  policy: policies.Policy,
+  task: tuple[str, str, int],  # category, task id, trial
+  max_steps: int,
+  stopped: threading.Event,
+) -> results.Result | None:
+  """One attempt; whatever happens is in its result. None once stopped."""
+  category, task_id, trial = task
+  start, spent = time.monotonic(), dict.fromkeys(_SPENT, 0)
+  result = {}
+  try:
+    opened = measured.open(task_id)
+    try:
+      speaker = policy.begin(task_id, trial)
+      over = _talk(opened, speaker, max_steps, spent, stopped)
+      if stopped.is_set() and not over:
+        return None
+      outcome = opened.score()
+      result = {**dataclasses.asdict(outcome), 'capped': not over}
+    finally:
+      opened.close()
+  except benchmark.AttemptFailed as error:
+    result = {'error': f'benchmark: {error}'}
+  except policies.PolicyFailed as error:
+    result = {'error': f'policy: {error.kind}'}
+  except Exception as error:  # one attempt's bug does not cost the others
+    logging.exception('attempt %d at %s', trial, task_id)
+    result = {'error': f'internal: {error!r}'}
+  return results.Result(
+    task_id=task_id,
+    category=category,
+    trial=trial,
+    seconds=round(time.monotonic() - start, 3),
+    **spent,
+    **result,
+  )
+
+
+_SPENT = ('steps', 'calls', 'call_errors', 'tokens_in', 'tokens_out')
+
+
+def _talk(
+  opened: benchmark.Attempt,
+  speaker: policies.Speaker,
+  max_steps: int,
+  spent: dict[str, int],
+  stopped: threading.Event,
+) -> bool:
+  """Speaks until the attempt is over; False if the limit ended it."""
+  dialogue = policies.Dialogue(opened.system, opened.instruction)
+  for _ in range(max_steps):
+    if stopped.is_set():
+      return False
+    answer = speaker.ask(dialogue.messages, opened.tools)
+    spent['steps'] += 1
+    spent['calls'] += len(answer.reply.calls)
+    spent['tokens_in'] += answer.tokens_in
+    spent['tokens_out'] += answer.tokens_out
+    heard = opened.respond(answer.reply)
+    spent['call_errors'] += sum(
+      message.role == 'tool' and message.error is not None for message in heard
+    )
+    if not heard:
+      return True
+    dialogue.add(answer.reply, heard)
+  return False
+
+
+def _is_missing(
+  file: results.File, task: tuple[str, str, int], settings: Settings
+) -> bool:
+  known = file.results.get(task[1:])
+  return known is None or (settings.retry_errored and bool(known.error))
+
+
+def _run(
+  measured: benchmark.Benchmark,
+  policy: policies.Policy,
+  left: Sequence[tuple[str, str, int]],
+  file: results.File,
+  settings: Settings,
+) -> None:
+  """Makes the attempts that are left; this thread alone writes the file."""
+  stopped = threading.Event()
+  pool = concurrent.futures.ThreadPoolExecutor(settings.workers)
+  counts: types.Json = {'success': 0, 'errored': 0}
+  try:
+    futures = [
+      pool.submit(attempt, measured, policy, task, settings.max_steps, stopped)
+      for task in left
+    ]
+    with progress.bar(measured.name, len(left), unit='attempt') as bar:
+      for future in concurrent.futures.as_completed(futures):
+        result = future.result()
+        file.add(result)
+        counts['success'] += result.success
+        counts['errored'] += bool(result.error)
+        bar.advance(1, **counts)
+  finally:
+    stopped.set()
+    pool.shutdown(cancel_futures=True)

@@ -1,0 +1,131 @@
+"""Results by category: rates with intervals over tasks, errors, and cost.
+
+Errored attempts are counted and left out of every rate. `success` and `reward`
+are means over tasks of the mean over trials; `hat_k` is pass^k, with k as many
+as the trials. A bootstrap over tasks that all agree has no width, so a category
+with one trial a task has Wilson's interval, which has.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+from envace_jax.benchmarks import results
+from envace_jax.evaluation import intervals, success
+
+HEAD = (
+  'category',
+  'tasks',
+  'success',
+  'reward',
+  'pass^k',
+  'errored',
+  'capped',
+  'calls',
+  'tokens in',
+  'tokens out',
+  'seconds',
+)
+ALL = 'all'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+  """One category, or all of them together."""
+
+  category: str
+  tasks: int
+  attempts: int
+  errored: int
+  capped: int
+  success: intervals.Interval | None  # None: nothing was judged
+  reward: intervals.Interval | None
+  hat_k: intervals.Interval | None
+  k: int
+  unjudged_tasks: Sequence[str]
+  calls: int
+  tokens_in: int
+  tokens_out: int
+  seconds: float
+
+
+def rows(found: Sequence[results.Result], *, seed: int) -> list[Row]:
+  """A row a category, in their order; and one of all, if there are several.
+
+  The last is a sum of what was run, and not a benchmark's own overall score.
+  """
+  categories = list(dict.fromkeys(result.category for result in found))
+  made = [
+    _row(name, [r for r in found if r.category == name], seed)
+    for name in categories
+  ]
+  return [*made, _row(ALL, found, seed)] if len(made) > 1 else made
+
+
+def render(made: Sequence[Row]) -> str:
+  """A table in Markdown."""
+  lines = [HEAD, ['---'] * len(HEAD), *map(_cells, made)]
+  return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+
+def _row(name: str, found: Sequence[results.Result], seed: int) -> Row:
+  outcomes = [
+    (_task(result), None if result.error else result.success)
+    for result in found
+  ]
+  rate = success.success_rate(outcomes, seed=seed)
+  rewards: dict[str, list[float]] = {}
+  for result in found:
+    if not result.error:
+      rewards.setdefault(_task(result), []).append(result.reward)
+  tasks = {_task(result) for result in found}
+  k = len(found) // len(tasks)
+  interval = rate.rate
+  if k == 1 and interval is not None:
+    interval = intervals.wilson(
+      sum(result.success for result in found if not result.error),
+      rate.num_judged,
+    )
+  return Row(
+    category=name,
+    tasks=len(tasks),
+    attempts=len(found),
+    errored=rate.num_unjudged,
+    capped=sum(result.capped for result in found),
+    success=interval,
+    reward=intervals.bootstrap_mean(rewards, seed=seed),
+    hat_k=success.passes(outcomes, k, seed=seed).all_of_k,
+    k=k,
+    unjudged_tasks=rate.unjudged_tasks,
+    calls=sum(result.calls for result in found),
+    tokens_in=sum(result.tokens_in for result in found),
+    tokens_out=sum(result.tokens_out for result in found),
+    seconds=sum(result.seconds for result in found),
+  )
+
+
+def _task(result: results.Result) -> str:
+  return f'{result.category}/{result.task_id}'
+
+
+def _cells(row: Row) -> list[str]:
+  return [
+    row.category,
+    str(row.tasks),
+    _shown(row.success),
+    _shown(row.reward),
+    f'{_shown(row.hat_k)} (k={row.k})',
+    f'{row.errored}/{row.attempts}',
+    str(row.capped),
+    str(row.calls),
+    str(row.tokens_in),
+    str(row.tokens_out),
+    f'{row.seconds:.1f}',
+  ]
+
+
+def _shown(interval: intervals.Interval | None) -> str:
+  if interval is None:
+    return '-'
+  if interval.lo is None:
+    return f'{interval.mean:.3f}'
+  return f'{interval.mean:.3f} [{interval.lo:.3f}, {interval.hi:.3f}]'
