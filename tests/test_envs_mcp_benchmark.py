@@ -84,6 +84,12 @@ def test_a_checklist_over_turns_and_a_hook_decide(attempt):
       'turn': 1,
       'check': {'kind': 'replied', 'contains': ['two']},
     },
+    {
+      'id': 'c',
+      'question': '?',
+      'turn': 1,
+      'check': {'kind': 'called', 'name': 'count'},
+    },
   ]
   given = {
     'environment': environment,
@@ -96,13 +102,14 @@ def test_a_checklist_over_turns_and_a_hook_decide(attempt):
   assert (first.role, first.error, second.error) == ('tool', None, 'tool_error')
   (user,) = good.respond(say('one'))
   assert (user.role, user.text) == ('user', 'and now?')
+  good.respond(say('', 'count'))
   assert good.respond(say('two')) == ()
   assert good.score() == benchmark.Outcome(
     reward=1.0,
     success=True,
     parts={
       'checklist': 1.0,
-      'verdicts': {'a': 'pass', 'b': 'pass'},
+      'verdicts': {'a': 'pass', 'b': 'pass', 'c': 'pass'},
       'check': 1.0,
     },
   )
