@@ -84,6 +84,12 @@ def test_a_checklist_over_turns_and_a_hook_decide(attempt):
       'turn': 1,
       'check': {'kind': 'replied', 'contains': ['two']},
     },
+    {
+      'id': 'c',
+      'question': '?',
+      'turn': 1,
+      'check': {'kind': 'called', 'name': 'count'},
+    },
   ]
   given = {
     'environment': environment,
@@ -96,13 +102,14 @@ def test_a_checklist_over_turns_and_a_hook_decide(attempt):
   assert (first.role, first.error, second.error) == ('tool', None, 'tool_error')
   (user,) = good.respond(say('one'))
   assert (user.role, user.text) == ('user', 'and now?')
+  good.respond(say('', 'count'))
   assert good.respond(say('two')) == ()
   assert good.score() == benchmark.Outcome(
     reward=1.0,
     success=True,
     parts={
       'checklist': 1.0,
-      'verdicts': {'a': 'pass', 'b': 'pass'},
+      'verdicts': {'a': 'pass', 'b': 'pass', 'c': 'pass'},
       'check': 1.0,
     },
   )
@@ -125,7 +132,7 @@ def test_commands_prepare_and_check_a_state_and_its_hash_is_seen(attempt):
     ],
   }
   first = attempt(environment=environment)
-  digest = first._environment.state_hash()
+  digest = first.environment.state_hash()
   state = {'kind': 'state', 'state_hash': digest}
   criterion = {'id': 's', 'question': '?', 'check': state}
   for text, changed, success, reason in (
@@ -135,7 +142,7 @@ def test_commands_prepare_and_check_a_state_and_its_hash_is_seen(attempt):
   ):
     one = attempt(environment=environment, evaluation=[criterion])
     if changed:
-      (one._environment.state / 'more').touch()
+      (one.environment.state / 'more').touch()
     one.respond(say(text))
     outcome = one.score()
     assert (outcome.success, outcome.reason) == (success, reason)
@@ -148,7 +155,7 @@ def test_attempts_share_nothing(tmp_path):
   assert bench.task_ids('b') == ['t2']
   one, two = bench.open('t1'), bench.open('t1')
   try:
-    assert one._environment.state != two._environment.state
+    assert one.environment.state != two.environment.state
     for expected in (1, 2):
       (said,) = one.respond(say('', 'count'))
       assert said.text == json.dumps({'count': expected})

@@ -115,6 +115,32 @@ def test_paired_t_agrees_with_scipy():
   assert intervals.paired_t([2.0, 2.0])[1] == 0.0
 
 
+@pytest.mark.parametrize(
+  'successes, n, lo, hi',
+  [
+    (0, 10, 0.0, 0.27753),
+    (5, 10, 0.23659, 0.76341),
+    (81, 263, 0.25530, 0.36617),
+  ],
+)
+def test_wilson_of_known_shares(successes, n, lo, hi):
+  found = intervals.wilson(successes, n)
+  assert (found.mean, found.n) == (successes / n, n)
+  np.testing.assert_allclose((found.lo, found.hi), (lo, hi), atol=1e-4)
+  mirrored = intervals.wilson(n - successes, n)
+  np.testing.assert_allclose(mirrored.lo, 1 - found.hi, atol=1e-12)
+  z, p = 1.959964, np.array([found.lo, found.hi])
+  np.testing.assert_allclose(
+    (p - successes / n) ** 2, z**2 * p * (1 - p) / n, atol=1e-6
+  )
+
+
+def test_wilson_of_nothing_and_of_nonsense():
+  assert intervals.wilson(0, 0) is None
+  with pytest.raises(ValueError, match='successes=3'):
+    intervals.wilson(3, 2)
+
+
 @pytest.mark.parametrize('n, floor', [(5, 0.0625), (6, 0.03125), (8, 2 / 256)])
 def test_sign_flip_floor(n, floor):
   assert intervals.sign_flip_p(np.linspace(0.1, 0.3, n)) == floor

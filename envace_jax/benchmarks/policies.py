@@ -63,7 +63,7 @@ class Noop:
 
   def begin(self, task_id: str, trial: int) -> Speaker:
     del task_id, trial
-    return _Script(())
+    return Script(())
 
   def close(self) -> None:
     pass
@@ -82,13 +82,13 @@ class Oracle:
     replies = self._benchmark.oracle(task_id)
     if replies is None:
       raise PolicyFailed('no_oracle')
-    return _Script(replies)
+    return Script(replies)
 
   def close(self) -> None:
     pass
 
 
-class _Script:
+class Script:
   """Says replies in order, and then nothing."""
 
   def __init__(self, replies: Sequence[benchmark.Reply]):

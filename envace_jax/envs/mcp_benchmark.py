@@ -114,14 +114,14 @@ class McpAttempt:
     judge: Judge,
   ):
     self.system, self.instruction = task.system, task.instruction
-    self._task, self._environment, self._judge = task, environment, judge
+    self._task, self.environment, self._judge = task, environment, judge
     self._steps: list[types.Step] = []
     self._replies: list[str] = []
     self._messages = 0
 
   @property
   def tools(self) -> Sequence[types.Json]:
-    return self._environment.tools
+    return self.environment.tools
 
   def respond(self, reply: benchmark.Reply) -> Sequence[benchmark.Message]:
     if reply.calls:
@@ -160,13 +160,13 @@ class McpAttempt:
     return None
 
   def close(self) -> None:
-    self._environment.close()
+    self.environment.close()
 
   def _call(
     self, action: types.ToolCall | types.ParseError, text: str
   ) -> benchmark.Message:
     try:
-      seen = self._environment.call(action)
+      seen = self.environment.call(action)
     except mcp_server.ServerFailed as error:
       raise benchmark.AttemptFailed(str(error)) from error
     self._steps.append(
@@ -200,13 +200,13 @@ class McpAttempt:
 
   def _state_hash(self) -> str | None:
     try:
-      return self._environment.state_hash()
+      return self.environment.state_hash()
     except errors.UserError:  # a server that keeps its state to itself
       return None
 
   def _check(self, hook: mcp_hooks.Hook, episode: types.Episode) -> float:
     stage = dataclasses.replace(
-      self._environment.stage(), steps=episode.steps, reply=episode.reply
+      self.environment.stage(), steps=episode.steps, reply=episode.reply
     )
     try:
       return mcp_hooks.check(hook, stage)

@@ -15,9 +15,12 @@ import threading
 from typing import Any
 
 from envace_jax import errors
-from envace_jax.envs import mcp_log, mcp_server, mcp_stdio
+from envace_jax.envs import mcp_http, mcp_log, mcp_server, mcp_stdio
 
-_INSTALL = "an MCP server needs the SDK: pip install 'mcp>=2,<3'"
+_INSTALL = (
+  "an MCP server needs its SDK, mcp 2: pip install 'envace_jax[envs]' or "
+  "pip install 'mcp>=2,<3'"
+)
 _SLACK_S = 2.0  # for the loop to say that a deadline has passed
 
 
@@ -169,24 +172,16 @@ class Connection:
 
   @contextlib.asynccontextmanager
   async def _new_client(self):
-    import httpx2
     import mcp
-    from mcp.client import streamable_http
 
     async with contextlib.AsyncExitStack() as stack:
       if self._process is not None:
         transport = self._process.streams()
       else:
         http = await stack.enter_async_context(
-          httpx2.AsyncClient(
-            headers=dict(self._server.headers),
-            # Calls have deadlines of our own; a stream may be silent for long.
-            timeout=httpx2.Timeout(self._limits.call_s, read=None),
-          )
+          mcp_http.client(self._server, self._limits)
         )
-        transport = streamable_http.streamable_http_client(
-          self._server.url, http_client=http
-        )
+        transport = mcp_http.streams(self._server, self._limits, http)
       # The handshake that every server knows: after it a server says on its
       # own that its tools changed.
       client = mcp.Client(
