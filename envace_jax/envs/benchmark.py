@@ -73,7 +73,11 @@ class Attempt(Protocol):
     """
 
   def score(self) -> Outcome:
-    """The verdict on what was said so far; may be asked once."""
+    """The verdict on what was said so far; may be asked once.
+
+    Raises:
+      AttemptFailed: there is none without something that is not configured.
+    """
 
   def record(self) -> Any:
     """This attempt as JSON for `Benchmark.write`, once it is over."""
