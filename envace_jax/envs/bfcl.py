@@ -1,10 +1,12 @@
 """BFCL v4: what of it runs offline, scored by the package's own checkers.
 
 Python single turn, (ir)relevance and multi turn. Not here: Java and JavaScript
-(their parsers are a compiled dependency), web search (a paid service) and the
-vector memory (a downloaded encoder). So there is no "overall": the leaderboard
-takes forty of a hundred parts of it from agentic categories, and `bfcl_scores`
-reports groups.
+(their parsers are a compiled dependency), web search (a paid service), the
+vector memory (a downloaded encoder), and memory as a whole: a question there
+starts from what the same policy noted in earlier sessions, each with a context
+of its own, and attempts behind this seam share no state. So there is no
+"overall": the leaderboard takes forty of a hundred parts of it from agentic
+categories, and `bfcl_scores` reports groups.
 
 These tasks are a test set. What is learned from belongs to `bfcl_files`.
 """

@@ -71,7 +71,7 @@ class Backends:
       for fault, observation in zip(faults, self._run(texts)[0], strict=True)
     ]
     if any(call.name == 'cp' for call in calls):
-      _walk(self.instances)
+      check_size(self.instances.get('GorillaFileSystem'))
     return observations, list(texts)
 
   def check(
@@ -126,12 +126,9 @@ def error_of(observation: str) -> str | None:
   return 'refused' if tool_calls.reports_error(observation) else None
 
 
-def _walk(instances) -> None:
+def check_size(files) -> None:
   """Raises Overgrown where a file system has no end in sight."""
-  files = instances.get('GorillaFileSystem')
-  if files is None:
-    return
-  waiting, seen = [files.root], 0
+  waiting, seen = [files and files.root], 0
   while waiting:
     contents = getattr(waiting.pop(), 'contents', {})
     seen += len(contents)

@@ -42,6 +42,7 @@ class Package:
   default_prompts: python_types.ModuleType
   enums: python_types.ModuleType
   type_mappings: python_types.ModuleType
+  file_system: python_types.ModuleType
 
   def entries(self, category: str) -> list[types.Json]:
     """Questions of a category, in the package's own order."""
@@ -50,6 +51,12 @@ class Package:
   def answers(self, category: str) -> list[types.Json]:
     """Ground truth, in the order of the questions."""
     return _answers(self, category)
+
+  def functions(self, backend: str) -> list[types.Json]:
+    """Docs of one backend's functions."""
+    folder = self.utils.MULTI_TURN_FUNC_DOC_PATH
+    files = self.utils.MULTI_TURN_FUNC_DOC_FILE_MAPPING
+    return self.utils.load_file(folder / files[backend])
 
 
 def load() -> Package:
@@ -96,6 +103,9 @@ def _load() -> Package:
       enums=importlib.import_module('bfcl_eval.constants.enums'),
       type_mappings=importlib.import_module(
         'bfcl_eval.constants.type_mappings'
+      ),
+      file_system=importlib.import_module(
+        f'{multi_turn}.func_source_code.gorilla_file_system'
       ),
     )
   except ImportError as error:
