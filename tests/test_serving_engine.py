@@ -2,6 +2,7 @@
 
 import time
 
+import jax
 import numpy as np
 import pytest
 import serving
@@ -39,14 +40,26 @@ def test_an_answer_does_not_depend_on_company(motor):
 
 
 def test_logprobs_are_the_models(motor, policy):
-  jobs_ = [serving.job(text, 5, temperature=1.7) for text in TEXTS]
-  for job, one in zip(jobs_, answer(motor, *jobs_), strict=True):
-    row = np.concatenate([job.prompt, one.tokens.ids])
-    expected = logprobs.token_logprobs(*policy, row[None], chunk=8).logprob[0]
-    n = len(job.prompt)
-    np.testing.assert_allclose(one.tokens.logprobs, expected[n:], atol=1e-4)
+  group = [serving.job(text, 5, temperature=1.7) for text in TEXTS]
+  rows = [
+    np.concatenate([job.prompt, one.tokens.ids])
+    for job, one in zip(group, answer(motor, *group), strict=True)
+  ]
+  tokens_BT = np.zeros((len(rows), serving.CAPACITY.context), np.int32)
+  for i, row in enumerate(rows):
+    tokens_BT[i, : len(row)] = row
+  expected_BT = jax.jit(
+    logprobs.token_logprobs, static_argnums=0, static_argnames='chunk'
+  )(*policy, tokens_BT, chunk=40).logprob
+  for job, row, expected_T in zip(group, rows, expected_BT, strict=True):
+    said = job.done.result().tokens.logprobs
+    np.testing.assert_allclose(
+      said, expected_T[len(job.prompt) : len(row)], atol=1e-4
+    )
     scored = motor.score(row, top=3)
-    np.testing.assert_allclose(scored.logprobs[1:], expected[1:], atol=1e-4)
+    np.testing.assert_allclose(
+      scored.logprobs[1:], expected_T[1 : len(row)], atol=1e-4
+    )
     assert (scored.top_logprobs[1:, 0] >= scored.logprobs[1:] - 1e-6).all()
 
 
@@ -147,8 +160,6 @@ def test_a_failure_is_not_the_next_ones(motor):
 
 
 def test_a_network_without_numbers_is_said(policy):
-  import jax
-
   model, params = policy
   broken = jax.tree.map(lambda x: x * np.nan, params)
   with serving.running(model, broken) as motor:
