@@ -18,7 +18,19 @@ from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers
 
 MODEL, KEY = 'tiny', 'sesame'
-TOKENIZER = tokenizers.ByteTokenizer()
+
+
+class Tokenizer(tokenizers.ByteTokenizer):
+  """Bytes, one of which no UTF-8 has: it spells the end of a call."""
+
+  ENDS_CALL = 255
+
+  def __init__(self):
+    super().__init__()
+    self._bytes_of[len(self.control) + self.ENDS_CALL] = b'{}}'
+
+
+TOKENIZER = Tokenizer()
 TEMPLATE = templates.Template(TOKENIZER, 'names', parallel=True)
 # One size of everything: a program takes seconds to compile.
 CAPACITY = engine.Capacity(
@@ -35,14 +47,14 @@ def follower():
   """(model, params) that answer 'hi', and complete a call begun for it."""
   model, _ = talkative.policy()
   control = TOKENIZER.control
-  h, i, brace, close, space = TOKENIZER.encode('hi{} ')
+  h, i, space = TOKENIZER.encode('hi ')
+  ends = len(control) + TOKENIZER.ENDS_CALL
   successor = {
     control['<|act|>']: h,
     h: i,
     i: control['<|end|>'],
-    space: brace,
-    brace: close,
-    close: control['</tool_call>'],
+    space: ends,
+    ends: control['</tool_call>'],
     control['</tool_call>']: control['<|end|>'],
   }
   return model, scripted.params(model, successor)
