@@ -1,4 +1,4 @@
-"""A run's newest policy behind `serving.chat`: for the server, and in-process."""
+"""A run's newest policy behind `serving.chat`, for a server and in-process."""
 
 import dataclasses
 import pathlib
@@ -6,7 +6,6 @@ import pathlib
 from absl import logging
 
 from envace_jax import build, errors, restore, types, workdirs
-from envace_jax import data as datasets
 from envace_jax.model import per_role, transformer
 from envace_jax.serving import chat, engine
 from envace_jax.text import formats
