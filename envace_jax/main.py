@@ -5,6 +5,7 @@
   envace evaluate --workdir runs/a
   envace rehearse --workdir runs/a --index 3
   envace evaluate --workdir runs/a --private
+  envace evaluate --benchmark tau2 --policy runs/a --out scores/tau2
   envace compare  --workdir runs/sweep
   envace bench    --config experiments/quickstart.py --json bench.json
   envace export   --workdir runs/a --out model
@@ -22,7 +23,7 @@ import sys
 from absl import flags, logging
 from ml_collections import config_flags
 
-from envace_jax import errors
+from envace_jax import errors, measure_flags
 
 _PACKAGE = str(pathlib.Path(__file__).parent)
 COMMANDS = (
@@ -47,7 +48,7 @@ _CONFIG = config_flags.DEFINE_config_file(
 _WORKDIR = flags.DEFINE_string('workdir', None, "The run's directory.")
 _JSON = flags.DEFINE_string('json', None, 'bench: also write records here.')
 _OUT = flags.DEFINE_string(
-  'out', None, 'export, export-samples: directory to write to.'
+  'out', None, 'export, export-samples, evaluate --benchmark: where to write.'
 )
 _DTYPE = flags.DEFINE_enum(
   'dtype', 'float32', ('float32', 'bfloat16'), 'export: of stored weights.'
@@ -71,13 +72,16 @@ _MODEL = flags.DEFINE_string(
   'served_model', None, 'serve: its name; by default that of the workdir.'
 )
 _API_KEY_ENV = flags.DEFINE_string(
-  'api_key_env', '', 'serve: environment variable with the key, if any.'
+  'api_key_env', '', 'serve, evaluate: environment variable with a key, if any.'
 )
 _ROWS = flags.DEFINE_integer(
   'rows', 8, 'serve: answers at a time.', lower_bound=1
 )
 _CONTEXT = flags.DEFINE_integer(
-  'context', 0, 'serve: tokens in a row; 0 is as in training.', lower_bound=0
+  'context',
+  0,
+  'serve, evaluate --benchmark: tokens in a row; 0 is as in training.',
+  lower_bound=0,
 )
 _QUEUE = flags.DEFINE_integer(
   'queue', 64, 'serve: answers that may wait.', lower_bound=1
@@ -87,7 +91,8 @@ _DEADLINE = flags.DEFINE_float(
 )
 _SHOWN_TOOLS = flags.DEFINE_enum(
   'shown_tools', '', ('', 'none', 'names', 'signatures', 'schemas'),
-  'serve: what prompts say of the tools; by default as in training.',
+  'serve, evaluate --benchmark: what prompts say of the tools; default: as in '
+  'training.',
 )  # fmt: skip
 _DISTRIBUTED = flags.DEFINE_bool(
   'distributed', False, 'Call jax.distributed.initialize() first (pods).'
@@ -171,6 +176,13 @@ def _run(command: str) -> int:
       return bench.run(_config(), _JSON.value)
     if command == 'serve':
       return _serve()
+    if command == 'evaluate' and measure_flags.is_wanted():
+      return measure_flags.measure(
+        _out(),
+        api_key_env=_API_KEY_ENV.value,
+        tools=_SHOWN_TOOLS.value,
+        context=_CONTEXT.value,
+      )
     from envace_jax import commands
 
     if command == 'export':

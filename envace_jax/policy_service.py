@@ -34,6 +34,7 @@ class Opened:
   phase: str  # 'rl' or 'warm_start'
   step: int
   programs: int  # that were compiled
+  tools: str  # what prompts say of them
 
 
 def open_run(workdir: str, options: Options) -> Opened:
@@ -45,7 +46,8 @@ def open_run(workdir: str, options: Options) -> Opened:
   config = workdirs.load_config(workdir)
   setup = build.Setup(config, pathlib.Path(workdir))
   phase, step, trained = restore.newest(workdir, setup)
-  template = _template(setup, options.tools or config.prompt.tools)
+  tools = options.tools or config.prompt.tools
+  template = _template(setup, tools)
   context = options.context or config.rollout.max_row_tokens
   try:
     motor = engine.Engine(
@@ -64,6 +66,7 @@ def open_run(workdir: str, options: Options) -> Opened:
     phase=phase,
     step=step,
     programs=compiled,
+    tools=tools,
   )
 
 

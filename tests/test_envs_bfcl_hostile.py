@@ -85,7 +85,7 @@ def test_no_other_name_reaches_the_package(attempt, name):
   (message,) = _say(attempt, types.ToolCall(name=name, arguments={}))
   assert message.error == 'raised'
   assert 'is not defined' in message.text
-  assert attempt.result[0] == [[{'refused': '{}'}]]
+  assert attempt.record()[0] == [[{'refused': '{}'}]]
   assert attempt.score().reason == 'multi_turn:force_terminated'
 
 
@@ -181,7 +181,7 @@ def test_a_call_that_would_not_come_back_is_refused():
       call = types.ToolCall(name=name, arguments={other: 7, key: value})
       (message,) = _say(attempt, call)
       assert f'beyond {bfcl_backends.MAX_COST}' in message.text
-      if len(attempt.result[0]) == 20:
+      if len(attempt.record()[0]) == 20:
         break
   attempt.close()
 

@@ -54,7 +54,7 @@ def _play(source, task_id, replies):
   attempt = source.open(task_id)
   for reply in replies:
     attempt.respond(reply)
-  outcome, result = attempt.score(), attempt.result
+  outcome, result = attempt.score(), attempt.record()
   attempt.close()
   return outcome, result
 

@@ -29,7 +29,18 @@ LAYERS = (
   ('build',),
   ('restore', 'results', 'experience'),
   ('policy_service',),
-  ('train', 'bench', 'commands', 'check', 'compare', 'export', 'serve'),
+  ('run_policy',),
+  (
+    'train',
+    'bench',
+    'commands',
+    'check',
+    'compare',
+    'export',
+    'measure',
+    'serve',
+  ),
+  ('measure_flags',),
   ('main',),
 )
 # Needs less than its layer allows.
@@ -40,6 +51,7 @@ NARROWER = {
   'weights': {'errors', 'types', 'model'},  # files <-> parameters
   'endpoints': {'types', 'errors'},  # a network, whoever asks it
   'worlds': BASE | {'text', 'model', 'tasks', 'endpoints', 'sampling', 'envs'},
+  'measure_flags': {'errors', 'benchmarks', 'measure'},
   # Messages in, verdicts out: who answers is asked over a seam.
   'benchmarks': BASE | {'text', 'tasks', 'endpoints', 'envs', 'evaluation'},
   # How episodes are made knows nothing of what they are worth.

@@ -62,13 +62,14 @@ class _Speaker:
     self, messages: Sequence[types.Json], tools: Sequence[types.Json]
   ) -> policies.Answer:
     sampling, key = self._policy.sampling, f'{self._key}/{self._step}'
+    seed = request_seed(self._key, self._step)
     self._step += 1
     body = {
       'model': sampling.model,
       'messages': list(messages),
       'temperature': sampling.temperature,
       'max_tokens': sampling.max_tokens,
-      'seed': int(hashlib.sha256(key.encode()).hexdigest()[:7], 16),
+      'seed': seed,
     }
     if tools:  # an empty list is refused by servers
       body['tools'] = list(tools)
@@ -95,6 +96,11 @@ class _Speaker:
     return policies.Answer(
       reply=outcome.value, tokens_in=tokens_in, tokens_out=tokens_out
     )
+
+
+def request_seed(key: str, step: int) -> int:
+  """The seed of an attempt's reply; `key` names policy's seed and attempt."""
+  return int(hashlib.sha256(f'{key}/{step}'.encode()).hexdigest()[:7], 16)
 
 
 def _taken_as_it_stands(completion: object) -> object:

@@ -6,7 +6,7 @@ messages, until the attempt is over. Nothing a model writes is raised: it is an
 observation, or counts against the attempt.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import pathlib
 from typing import Any, Literal, Protocol
@@ -103,6 +103,14 @@ class Benchmark(Protocol):
 
   def oracle(self, task_id: str) -> Sequence[Reply] | None:
     """Replies that earn full marks; None where nobody recorded any."""
+
+  def groups(
+    self, outcomes: Mapping[str, Sequence[Outcome | None]]
+  ) -> Mapping[str, float]:
+    """Scores of groups of categories, in the benchmark's own terms.
+
+    Outcomes are given by category; None is an attempt that errored.
+    """
 
   def write(
     self, directory: pathlib.Path, policy: str, recorded: Sequence[Recorded]

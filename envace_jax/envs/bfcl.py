@@ -11,7 +11,7 @@ categories, and `bfcl_scores` reports groups.
 These tasks are a test set. What is learned from belongs to `bfcl_files`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import functools
 import pathlib
 
@@ -22,6 +22,7 @@ from envace_jax.envs import (
   bfcl_multi,
   bfcl_package,
   bfcl_results,
+  bfcl_scores,
   bfcl_single,
   bfcl_tools,
 )
@@ -74,6 +75,16 @@ class Bfcl:
       replies += [benchmark.Reply(text='', calls=step) for step in steps]
       replies.append(benchmark.Reply(text='Done.'))
     return replies
+
+  def groups(
+    self, outcomes: Mapping[str, Sequence[benchmark.Outcome | None]]
+  ) -> Mapping[str, float]:
+    return bfcl_scores.group_scores(
+      {
+        name: bfcl_scores.category_score(some)
+        for name, some in outcomes.items()
+      }
+    )
 
   def write(
     self,

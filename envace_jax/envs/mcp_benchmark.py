@@ -10,7 +10,7 @@ of `rewards.checklist.score_evaluation`, and `validate` that of its
 judge model) leaves the reward, and keeps the attempt from being a success.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import hashlib
 import pathlib
@@ -92,6 +92,12 @@ class McpBenchmark:
       return None
     calls = [benchmark.Reply(text='', calls=(call,)) for call in task.plan]
     return [*calls, benchmark.Reply(text=task.plan_reply)]
+
+  def groups(
+    self, outcomes: Mapping[str, Sequence[benchmark.Outcome | None]]
+  ) -> Mapping[str, float]:
+    del outcomes
+    return {}
 
   def write(
     self,
