@@ -204,7 +204,7 @@ def test_copies_of_directories_cannot_outgrow_the_limit(tasks):
   environment.reset(tasks['train'][0])
   environment.call(_call('mkdir', dir_name='d0'))
   errors = []
-  for i in range(40):
+  for i in range(18):
     for call in (
       _call('cp', source=f'd{i}', destination=f'e{i}'),
       _call('mkdir', dir_name=f'd{i + 1}'),

@@ -37,7 +37,7 @@ class Files:
     docs = package.functions(BACKEND)
     mapping = package.type_mappings.GORILLA_TO_OPENAPI
     self._names = {doc['name'] for doc in docs}
-    self.tools = [bfcl_tools.to_openai(doc, mapping) for doc in docs]
+    self.tools = tuple(bfcl_tools.to_openai(doc, mapping) for doc in docs)
     self._load({})
 
   def reset(self, task: types.Task) -> None:
