@@ -84,6 +84,8 @@ def test_results_are_read_and_scored_alike_by_the_package(bench, tmp_path):
   read = written(bench, tmp_path / 'out', played)
   assert len(read.tasks) == 3 and len(read.simulations) == 9
   assert rescored(read, 'telecom_solo') == [1, 0, 0] * 3
+  ends = [s.termination_reason.value for s in read.simulations]
+  assert ends == ['agent_stop', 'agent_stop', 'agent_error'] * 3
   assert [s.reward_info.reward for s in read.simulations] == [1, 0, 0] * 3
   from tau2.metrics import agent_metrics
 

@@ -16,6 +16,7 @@ from envace_jax.envs import (  # noqa: E402
   tau2,
   tau2_data,
   tau2_oracles,
+  tau2_package,
   tau2_telecom,
 )
 from envace_jax.rewards import verifiers  # noqa: E402
@@ -178,6 +179,23 @@ def test_what_is_refused_changes_nothing(splits, line, action, error):
   before = line.state_hash()
   observation = line.call(action)
   assert observation.error == error and '"error"' in observation.text
+  assert line.state_hash() == before
+
+
+def test_a_tool_that_fails_halfway_changes_nothing(splits, line):
+  """None of the benchmark's does; the promise is the seam's."""
+  line.reset(splits['test'][0])
+  before, world = line.state_hash(), line._environment
+
+  def fail(call):
+    world.user_tools.toggle_data()
+    return tau2_package.load().message.ToolMessage(
+      id='', role='tool', content='Error: late', error=True
+    )
+
+  world.get_response = fail
+  refused = line.call(types.ToolCall(name='toggle_data', arguments={}))
+  assert refused.error == 'tool_error' and 'late' in refused.text
   assert line.state_hash() == before
 
 

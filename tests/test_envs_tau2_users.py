@@ -10,6 +10,7 @@ pytest.importorskip(
   'tau2', reason='needs the package of τ²-Bench: see tau2_package.INSTALL'
 )
 
+from envace_jax import types  # noqa: E402
 from envace_jax.endpoints import attempts  # noqa: E402
 from envace_jax.envs import benchmark, tau2, tau2_users  # noqa: E402
 
@@ -79,6 +80,9 @@ def test_under_dual_control_the_user_calls_tools_unseen(serve):
   )
   attempt = opened(user, 'telecom')
   assert attempt.instruction == 'My phone is dead.'
+  look = types.ToolCall(name='get_details_by_id', arguments={'id': 'L1002'})
+  (found,) = attempt.respond(benchmark.Reply(text='', calls=(look,)))
+  assert found.error is None  # and the user does not see it
   said = benchmark.Reply(text='What does the SIM say?')
   assert attempt.respond(said) == ()
   assert attempt.termination == 'user_stop'
@@ -91,7 +95,7 @@ def test_under_dual_control_the_user_calls_tools_unseen(serve):
     'system', 'user', 'assistant', 'user',
     'assistant', 'tool', 'assistant', 'tool',
   ]  # fmt: skip
-  answers = [m for m in attempt.trajectory if m.role == 'tool']
+  answers = [m for m in attempt.trajectory if m.role == 'tool'][1:]
   assert [m.requestor for m in answers] == ['user', 'user']
   assert [m.error for m in answers] == [False, True]
   outcome = attempt.score()
@@ -103,6 +107,7 @@ def test_users_without_tools_are_not_offered_any(serve):
   attempt = opened(user, 'retail')
   assert attempt.respond(benchmark.Reply(text='Hello.')) == ()
   assert 'tools' not in bodies[0]
+  assert 'tool' not in bodies[0]['messages'][0]['content']
   assert attempt.termination == 'user_stop'
 
 

@@ -199,7 +199,8 @@ class Tau2Attempt:
 
   def _answer(self, call: Any) -> Any:
     try:
-      answer = self._environment.get_response(call)
+      # A copy: what a tool keeps and later changes must not change the record.
+      answer = self._environment.get_response(call.model_copy(deep=True))
     except Exception as e:
       # An answer that cannot be written down, after the call was executed:
       # upstream breaks here, and will again when the attempt is scored.
