@@ -12,7 +12,6 @@ import ml_collections
 from envace_jax import components, errors, pretrained, refusals, types
 from envace_jax import data as datasets
 from envace_jax.endpoints import cache
-from envace_jax.envs import desk, desk_tasks
 from envace_jax.evaluation import evaluator as evaluators
 from envace_jax.evaluation import runner as runners
 from envace_jax.learning import batch as batches
@@ -141,8 +140,8 @@ class Setup:
       return None
     return runners.Environment(
       make=self.data.make_environment,
-      is_write=desk_tasks.is_write,
-      determinable=desk.determinable,
+      is_write=self.data.is_write,
+      determinable=self.data.determinable,
     )
 
   def _check_user_turns(self) -> None:

@@ -16,7 +16,14 @@ import pathlib
 from absl import logging
 import ml_collections
 
-from envace_jax import errors, progress, published, types, workdirs
+from envace_jax import (
+  benchmark_worlds,
+  errors,
+  progress,
+  published,
+  types,
+  workdirs,
+)
 from envace_jax.envs import base as envs
 from envace_jax.envs import (
   desk,
@@ -64,6 +71,9 @@ class Data:
   # None: no task says where it can be executed, so nothing can be measured
   # for real.
   make_environment: Callable[[], envs.Environment] | None
+  is_write: Callable[[str], bool]  # whether a tool can change it
+  # Paths of an observation that fidelity is judged on.
+  determinable: Callable[[types.ToolCall, str], Sequence]
 
 
 def prepare(
@@ -88,12 +98,18 @@ def prepare(
     raise errors.UserError(f'data: {error}') from error
   demonstrations = records[_DEMONSTRATIONS]
   words = _words(config, directory, demonstrations, published)
+  is_write, determinable = desk_tasks.is_write, desk.determinable
+  if config.data.world in benchmark_worlds.WORLDS:
+    is_write = benchmark_worlds.WORLDS[config.data.world]().is_write
+    determinable = lambda call, text: [()]  # the whole of it
   return Data(
     tasks=tasks,
     demonstrations=demonstrations,
     words=words,
     template=template(config, words, config.prompt.tools),
     make_environment=_environment(config, tasks),
+    is_write=is_write,
+    determinable=determinable,
   )
 
 
@@ -192,6 +208,9 @@ def _stored(
     if stored is None:
       if c.world == 'published':
         records = _read_published(config, directory, published_policy)
+      elif c.world in benchmark_worlds.WORLDS:
+        world = benchmark_worlds.WORLDS[c.world]()
+        records = benchmark_worlds.records(world, config)
       else:
         records = _generate(config)
       stored = dataset.write_dataset(directory, _DATASET, records)
@@ -272,6 +291,8 @@ def _environment(
   """
   if config.data.world in GENERATED:
     return functools.partial(desk.Desk, desk_config(config))
+  if config.data.world in benchmark_worlds.WORLDS:
+    return benchmark_worlds.WORLDS[config.data.world]().make_environment
   named = {}
   for task in (task for split in tasks.values() for task in split):
     named.setdefault(_desk_of(config, task), task.id)

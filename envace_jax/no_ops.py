@@ -8,6 +8,12 @@ and a trainer in float32 differ, at a ratio that is 1 otherwise.
 
 import ml_collections
 
+_LEFT_OUT = "data.left_out: only for a benchmark's environment"
+_FAULTS = "data.max_faults: only for data.world='tau2_telecom'"
+_HABITS = (
+  'data.habits, data.notes_fraction, data.records, data.reflections: attempts '
+  "at a benchmark's tasks are their plans"
+)
 _STRICT = "data.strict: only for data.world='published'"
 
 
@@ -47,11 +53,18 @@ def find(config: ml_collections.ConfigDict) -> list[str]:
 
 def _data(data) -> list[str]:
   """What concerns data of another origin."""
+  files = "data.files: only for data.world='jsonl' or 'published'"
   if data.world in ('small', 'resampled'):
-    return ["data.files: only for data.world='jsonl' or 'published'", _STRICT]
+    return [files, _STRICT, _LEFT_OUT, _FAULTS]
+  if data.world == 'bfcl_files':
+    return [files, _STRICT, _HABITS, _FAULTS]
+  if data.world == 'tau2_telecom':
+    return [files, _STRICT, _HABITS, 'data.num_test: the benchmark decides']
   found = [
     'data.num_*, data.habits, data.notes_fraction, data.records, '
-    'data.reflections: data comes from your files'
+    'data.reflections: data comes from your files',
+    _LEFT_OUT,
+    _FAULTS,
   ]
   return found if data.world == 'published' else [*found, _STRICT]
 

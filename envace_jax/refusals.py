@@ -6,14 +6,20 @@ itself, when it is made; here they are all made once.
 
 import ml_collections
 
-from envace_jax import components, errors, types
+from envace_jax import benchmark_worlds, components, errors, types
 from envace_jax.learning import kl, surrogates
 from envace_jax.model import config as model_config
 from envace_jax.model import sharding
 from envace_jax.rollout import private_rehearsal
 
 WORLDS = ('rehearsal', 'real', 'simulator', 'null')
-DATA_WORLDS = ('small', 'resampled', 'jsonl', 'published')
+DATA_WORLDS = (
+  'small',
+  'resampled',
+  'jsonl',
+  'published',
+  *benchmark_worlds.WORLDS,
+)
 
 
 def validate(
@@ -150,6 +156,12 @@ def _validate_data(data: ml_collections.ConfigDict) -> None:
     raise errors.UserError(
       f'data.world={data.world!r} needs data.files, a path that contains '
       '{split} (train, dev, test_iid, test_ood)'
+    )
+
+  if not 0 <= data.left_out <= 1 or data.max_faults < 1:
+    raise errors.UserError(
+      f'data.left_out={data.left_out} must be from 0 to 1, and '
+      f'data.max_faults={data.max_faults} at least 1'
     )
 
 

@@ -67,9 +67,8 @@ class _Speaker:
     said = completion.choices[0].reply
     calls = tuple(said.calls) if said.malformed is None else (said.malformed,)
     return policies.Answer(
-      reply=benchmark.Reply(
-        text=said.content if said.malformed is None else '', calls=calls
-      ),
+      # A malformed call is content as well, so that it is said again as it was.
+      reply=benchmark.Reply(text=said.content, calls=calls),
       tokens_in=len(completion.prompt_ids),
       tokens_out=completion.completion_tokens,
     )

@@ -16,7 +16,9 @@ def get_config() -> ml_collections.ConfigDict:
 
   # The world, its tasks, and the recorded attempts at them.
   c.data = ml_collections.ConfigDict()
-  c.data.world = 'small'  # 'small' | 'resampled' | 'jsonl' | 'published'
+  # MiniDesk, 'small' | 'resampled'; your files, 'jsonl' | 'published'; or a
+  # benchmark's own environment, 'tau2_telecom' | 'bfcl_files'.
+  c.data.world = 'small'
   c.data.world_seed = 0  # contents of the database; not changed by `seed`
   c.data.num_train = 960  # tasks
   c.data.num_dev = 48  # tasks; the only ones that may be tuned on
@@ -29,6 +31,8 @@ def get_config() -> ml_collections.ConfigDict:
   c.data.habits.dither = 0.08  # expert, with a superfluous look
   c.data.habits.slip = 0.10  # expert, after one wrong identifier
   c.data.notes_fraction = 0.3  # demonstrations with rehearsal notes
+  c.data.left_out = 0.3  # benchmarks: share whose plan lacks one call
+  c.data.max_faults = 3  # 'tau2_telecom': of tickets that are trained on
   c.data.reflections = 0.0  # share that ends in the attempt's own assessment
   c.data.records = False  # training tasks carry their executed oracle plan
   c.data.vocab_size = 768  # cap, 256 byte pieces included

@@ -275,3 +275,14 @@ def test_a_dialogue_is_told_in_the_form_of_openai():
   assert ids == [said[3]['tool_call_id'], said[4]['tool_call_id']]
   assert policies.reply_of(said[2]).calls[0] == CALL
   assert 'tool_calls' not in said[5]
+
+
+def test_calls_that_nobody_answered_are_not_left_open():
+  dialogue = policies.Dialogue('', 'Go.')
+  bad = types.ParseError(kind='bad_json', detail='x')
+  user = [benchmark.Message(role='user', text='and?')]
+  dialogue.add(benchmark.Reply(text='<tool_call>{', calls=(bad,)), user)
+  assert dialogue.messages[1:] == [
+    {'role': 'assistant', 'content': '<tool_call>{'},
+    {'role': 'user', 'content': 'and?'},
+  ]

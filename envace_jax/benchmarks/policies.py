@@ -114,8 +114,13 @@ class Dialogue:
   def add(
     self, reply: benchmark.Reply, heard: Sequence[benchmark.Message]
   ) -> None:
-    """A reply, and what it was answered with: tool messages by their order."""
-    calls = [self._call(action) for action in reply.calls]
+    """A reply, and what it was answered with: tool messages by their order.
+
+    Calls that nobody answered, as where an unreadable one ends a turn, are left
+    out: servers refuse a conversation with open calls.
+    """
+    answered = sum(message.role == 'tool' for message in heard)
+    calls = [self._call(action) for action in reply.calls[:answered]]
     said = {'role': 'assistant', 'content': reply.text}
     self.messages.append({**said, 'tool_calls': calls} if calls else said)
     ids = iter([call['id'] for call in calls])
