@@ -29,7 +29,16 @@ LAYERS = (
   ('build',),
   ('restore', 'results', 'experience'),
   ('policy_service',),
-  ('train', 'bench', 'commands', 'check', 'compare', 'export', 'serve'),
+  (
+    'train',
+    'bench',
+    'commands',
+    'check',
+    'compare',
+    'export',
+    'serve',
+    'serving_bench',
+  ),  # fmt: skip
   ('main',),
 )
 # Needs less than its layer allows.

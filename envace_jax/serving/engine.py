@@ -135,6 +135,10 @@ class Engine:
     self._thread.start()
 
   @property
+  def vocab_size(self) -> int:
+    return self._model.config.vocab_size
+
+  @property
   def is_alive(self) -> bool:
     return self._thread.is_alive() and not self._closing
 
