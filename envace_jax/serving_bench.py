@@ -23,7 +23,7 @@ import numpy as np
 
 from envace_jax import components, errors, pretrained, progress, refusals
 from envace_jax.model import transformer
-from envace_jax.serving import engine, jobs
+from envace_jax.serving import capacities, engine, jobs
 
 SESSIONS, TURNS, NEW, ASKED = 32, 4, 32, 24
 SHORT, REPEATS = 32, 9
@@ -81,7 +81,7 @@ def measure(model: transformer.Transformer, *, context: int) -> Record:
       f'{context}; raise it'
     )
   params = transformer.init_params(model, jax.random.key(0))
-  limits = engine.capacity(rows=SESSIONS, context=context, queue=SESSIONS)
+  limits = capacities.fitting(rows=SESSIONS, context=context, queue=SESSIONS)
   motor = engine.Engine(model, params, limits)
   with progress.bar('bench --serve', 5, unit='part') as bar:
     motor.warm_up()
