@@ -197,5 +197,5 @@ def test_a_capacity_that_cannot_be_is_refused():
       rows=4, context=100, queue=1, sizes=(1, 4), widths=(8,), ladder=(50,)
     )
   made = capacities.fitting(rows=8, context=2048, queue=4)
-  assert made.rung(513) == 2048 and made.size(2) == 8
+  assert made.rung(1025) == 2048 and made.size(2) == 8
   assert made.rows_in_window(128) * 128 <= made.window_tokens

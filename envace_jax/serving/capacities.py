@@ -41,7 +41,7 @@ class Capacity:
 
 def fitting(*, rows: int, context: int, queue: int) -> Capacity:
   """Small sets of sizes: compiling a program costs seconds to minutes."""
-  ladder, rung = [], 512
+  ladder, rung = [], 256
   while rung < context:
     ladder.append(rung)
     rung *= 4

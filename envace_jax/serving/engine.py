@@ -253,8 +253,9 @@ class Engine:
     c = self.capacity
     rows_P = np.full((c.size(len(live)),), c.rows, np.int32)
     rows_P[: len(live)] = [running.slot.index for running in live]
-    # Who waits for a first token need not wait for a whole chunk.
-    steps = c.chunk if all(running.said for running in live) else 1
+    # Who waits for a first token alone need not wait for a whole chunk; in
+    # company, stopping for each newcomer would cost everybody.
+    steps = c.chunk if any(running.said for running in live) else 1
     longest = max(min(r.slot.length + steps, r.limit) for r in live)
     detailed = any(
       r.job.sampling.top or r.job.sampling.top_k or r.job.sampling.top_p < 1
