@@ -64,6 +64,7 @@ _PRIVATE = flags.DEFINE_bool(
   False,
   'evaluate, rehearse: rehearse privately, then commit one real execution.',
 )
+_SERVE = flags.DEFINE_bool('serve', False, 'bench: measure the server instead.')
 _HOST = flags.DEFINE_string('host', '127.0.0.1', 'serve: where to listen.')
 _PORT = flags.DEFINE_integer(
   'port', 8000, 'serve: where to listen; 0 is any.', 0, 65535
@@ -170,6 +171,10 @@ def _run(command: str) -> int:
       from envace_jax import train
 
       return train.run(_config(), _workdir())
+    if command == 'bench' and _SERVE.value:
+      from envace_jax import serving_bench
+
+      return serving_bench.run(_config(), _JSON.value)
     if command == 'bench':
       from envace_jax import bench
 

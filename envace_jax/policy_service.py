@@ -7,7 +7,7 @@ from absl import logging
 
 from envace_jax import build, errors, restore, types, workdirs
 from envace_jax.model import per_role, transformer
-from envace_jax.serving import chat, engine
+from envace_jax.serving import capacities, chat, engine
 from envace_jax.text import formats
 from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers
@@ -53,7 +53,9 @@ def open_run(workdir: str, options: Options) -> Opened:
     motor = engine.Engine(
       _model(setup, context),
       per_role.of(setup.network(trained), types.Role.ACT),
-      engine.capacity(rows=options.rows, context=context, queue=options.queue),
+      capacities.fitting(
+        rows=options.rows, context=context, queue=options.queue
+      ),
     )
   except ValueError as error:
     raise errors.UserError(str(error)) from error

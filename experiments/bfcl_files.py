@@ -1,6 +1,7 @@
 """Rehearsal over BFCL's file system: trained on generated tasks.
 
-  pip install -e '.[envs]' && pip install --no-deps -r constraints/benchmarks.txt
+  pip install -e '.[envs]'
+  pip install --no-deps -r constraints/benchmarks.txt
   envace train --config experiments/bfcl_files.py --workdir runs/files
   envace evaluate --benchmark bfcl --policy runs/files --context 2048 \\
     --categories multi_turn_base --out scores/files

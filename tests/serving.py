@@ -13,7 +13,7 @@ import talkative
 from envace_jax import types
 from envace_jax.model import transformer
 from envace_jax.sampling import scripted
-from envace_jax.serving import chat, engine, jobs, server
+from envace_jax.serving import capacities, chat, engine, jobs, server
 from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers
 
@@ -33,7 +33,7 @@ class Tokenizer(tokenizers.ByteTokenizer):
 TOKENIZER = Tokenizer()
 TEMPLATE = templates.Template(TOKENIZER, 'names', parallel=True)
 # One size of everything: a program takes seconds to compile.
-CAPACITY = engine.Capacity(
+CAPACITY = capacities.Capacity(
   rows=4, context=120, queue=64, sizes=(4,), widths=(16,), ladder=(120,),
   chunk=4,
 )  # fmt: skip

@@ -46,6 +46,7 @@ LAYERS = (
     'export',
     'measure',
     'serve',
+    'serving_bench',
   ),
   ('measure_flags',),
   ('main',),

@@ -48,6 +48,13 @@ def envace(*arguments):
     (['check', SMOKE, '--config.data.world=published'], ['data.files']),
     (['export-samples', SMOKE], ['--out']),
     (['evaluate', '--workdir=/nonexistent/run'], ['no run']),
+    (['serve', '--workdir=/nonexistent/run', '--port=0'], ['no run']),
+    (['serve'], ['--workdir']),
+    (
+      ['serve', '--workdir=/nonexistent/run', '--api_key_env=NO_SUCH_KEY'],
+      ['NO_SUCH_KEY'],
+    ),
+    (['bench', SMOKE, '--serve'], ['max_row_tokens']),
   ],
   ids=lambda value: ' '.join(value)[-40:],
 )

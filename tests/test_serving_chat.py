@@ -240,17 +240,20 @@ def test_a_shutdown_finishes_what_was_accepted(policy):
 
 
 @pytest.mark.parametrize('name', [None, 'get_order'])
-def test_a_published_format_begins_calls(name):
-  folder = pretrained.qwen3_tokenizer()
+@pytest.mark.parametrize('model', ['qwen3', 'smollm2'])
+def test_a_published_format_begins_calls(model, name):
+  """As a control piece, and spelt in several ordinary ones."""
+  folder = getattr(pretrained, f'{model}_tokenizer')()
   tokenizer = fast_tokenizer.load(folder)
   template = templates.Template(
     tokenizer,
     'schemas',
-    parallel=True,
     row_format=chat_format.from_directory(folder, tokenizer, thinking=False),
   )
   text = template.literal(template.format.call_opening(name))
   assert text.startswith('<tool_call>')
+  if not name:
+    assert text == '<tool_call>'
   if name:
     whole = text + ' {"id": 1}}\n</tool_call>'
     assert tool_calls.parse_action(whole) == types.ToolCall(

@@ -9,7 +9,7 @@ import serving
 import talkative
 
 from envace_jax.model import logprobs
-from envace_jax.serving import engine, jobs, slots
+from envace_jax.serving import capacities, jobs, slots
 
 TEXTS = ('ab', 'a longer instruction', 'x')
 
@@ -193,9 +193,9 @@ def test_rows_are_taken_by_what_they_hold():
 
 def test_a_capacity_that_cannot_be_is_refused():
   with pytest.raises(ValueError, match='ladder'):
-    engine.Capacity(
+    capacities.Capacity(
       rows=4, context=100, queue=1, sizes=(1, 4), widths=(8,), ladder=(50,)
     )
-  made = engine.capacity(rows=8, context=2048, queue=4)
-  assert made.rung(513) == 2048 and made.size(2) == 8
+  made = capacities.fitting(rows=8, context=2048, queue=4)
+  assert made.rung(1025) == 2048 and made.size(2) == 8
   assert made.rows_in_window(128) * 128 <= made.window_tokens

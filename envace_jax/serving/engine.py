@@ -15,72 +15,15 @@ rows are made anew, and the next requests are served.
 import collections
 from collections.abc import Sequence
 import dataclasses
-import secrets
 import threading
 import time
 
 from absl import logging
-import jax
 import numpy as np
 
-from envace_jax import types
 from envace_jax.model import transformer
-from envace_jax.sampling import decode
-from envace_jax.serving import jobs, programs, slots
-
-MAX_STOPS = 8
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Capacity:
-  """How much is served at a time; all of it decides what is compiled."""
-
-  rows: int  # answers at a time
-  context: int  # tokens in a row, prompt and answer
-  queue: int  # answers that may wait for a row
-  sizes: tuple[int, ...]  # rows that a program takes, ascending, up to `rows`
-  widths: tuple[int, ...]  # windows in which prompts are read, ascending
-  ladder: tuple[int, ...]  # cache lengths, ascending, up to `context`
-  chunk: int = 8  # tokens per row between two looks at the queue
-  window_tokens: int = 1024  # of all rows, in one window
-
-  def __post_init__(self):
-    for name, last in (('sizes', self.rows), ('ladder', self.context)):
-      values = getattr(self, name)
-      if list(values) != sorted(set(values)) or values[-1:] != (last,):
-        raise ValueError(f'serve.{name}={values}; ascend, and end at {last}')
-    if self.context < 2 or self.rows < 1 or self.queue < 1 or self.chunk < 1:
-      raise ValueError(
-        f'serve: rows={self.rows}, queue={self.queue} and chunk={self.chunk} '
-        f'must be at least 1, context={self.context} at least 2'
-      )
-
-  def rung(self, length: int) -> int:
-    return next(rung for rung in self.ladder if length <= rung)
-
-  def size(self, rows: int) -> int:
-    return next(size for size in self.sizes if rows <= size)
-
-  def rows_in_window(self, width: int) -> int:
-    """As many as may be extended by so wide a window at a time."""
-    fitting = [n for n in self.sizes if n * width <= self.window_tokens]
-    return fitting[-1] if fitting else self.sizes[0]
-
-
-def capacity(*, rows: int, context: int, queue: int) -> Capacity:
-  """Small sets of sizes: compiling a program costs seconds to minutes."""
-  ladder, rung = [], 512
-  while rung < context:
-    ladder.append(rung)
-    rung *= 4
-  return Capacity(
-    rows=rows,
-    context=context,
-    queue=queue,
-    sizes=(*(n for n in (1, 8) if n < rows), rows),
-    widths=tuple(w for w in (16, 128) if w < context) or (context,),
-    ladder=(*ladder, context),
-  )
+from envace_jax.serving import capacities, jobs, slots
+from envace_jax.serving import rows as device
 
 
 @dataclasses.dataclass(eq=False)
@@ -117,12 +60,12 @@ class Engine:
     self,
     model: transformer.Transformer,
     params,
-    limits: Capacity,
+    limits: capacities.Capacity,
   ):
-    self._model, self._params = model, params
     self.capacity, self.counts = limits, Counts()
     self._slots = slots.Slots(limits.rows, limits.context)
-    self._state = self._fresh_state()
+    self._rows = device.Rows(model, params, limits)
+    self.vocab_size = model.config.vocab_size
     self._waiting: collections.deque[jobs.Job] = collections.deque()
     self._running: list[_Running] = []
     self._changed = threading.Condition()
@@ -182,47 +125,11 @@ class Engine:
 
   def warm_up(self) -> int:
     """Compiles every program there is, before `start`; how many."""
-    c, compiled = self.capacity, 0
-    self._open(0, 0, 0, 0, 0)
-    for rung in c.ladder:
-      for size in c.sizes:
-        nobody_P = np.full((size,), c.rows, np.int32)
-        for width in c.widths:
-          if width <= rung and size <= c.rows_in_window(width):
-            self._extend_rows(nobody_P, np.zeros((size, width), np.int32),
-                              np.zeros((size,), np.int32), rung)  # fmt: skip
-            compiled += 1
-        for detailed in (False, True):
-          self._decode_rows(nobody_P, [], rung, detailed, 1)
-          compiled += 1
-      self.score(np.zeros((rung,), np.int32))
-      compiled += 1
-    jax.block_until_ready(self._state)
-    return compiled + 1
+    return self._rows.warm_up()
 
   def score(self, ids: np.ndarray, top: int = 0) -> jobs.Tokens:
     """Log-probs of given tokens; from any thread, beside what is running."""
-    tokens_T = np.zeros((self.capacity.rung(len(ids)),), np.int32)
-    tokens_T[: len(ids)] = ids
-    logprobs, top_ids, top_logprobs = jax.device_get(
-      programs.score(self._model, self._params, tokens_T)
-    )
-    n = len(ids)
-    return jobs.Tokens(
-      ids=np.asarray(ids, np.int32),
-      logprobs=logprobs[:n],
-      top_ids=top_ids[:n, :top],
-      top_logprobs=top_logprobs[:n, :top],
-    )
-
-  def _fresh_state(self) -> decode.DecodeState:
-    c = self.capacity
-    return decode.empty_state(
-      self._model,
-      jax.random.split(jax.random.key(0), c.rows),
-      capacity=c.context,
-      cache_length=c.context,
-    )
+    return self._rows.score(ids, top)
 
   def _run(self) -> None:
     while True:
@@ -293,28 +200,17 @@ class Engine:
             limit=len(job.prompt) + (room if most is None else min(most, room)),
           )
         )
-      seed = job.sampling.seed
-      self._open(
+      self._rows.open(
         place.target.index,
         place.source.index,
         place.keep,
-        secrets.randbits(63) if seed is None else seed,
+        job.sampling.seed,
         job.choice,
       )
       job.reused, job.is_read = place.keep, place.keep == len(job.prompt)
       self.counts.admitted += 1
       self.counts.prompt_tokens += len(job.prompt)
       self.counts.reused_tokens += place.keep
-
-  def _open(self, target, source, keep, seed, choice) -> None:
-    words = [seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF, choice]
-    self._state = programs.open_row(
-      self._state,
-      np.int32(target),
-      np.int32(source),
-      np.int32(keep),
-      np.asarray(words, np.uint32),
-    )
 
   def _extend(self) -> None:
     """One window for every prompt that is not read yet, like with like."""
@@ -340,17 +236,11 @@ class Engine:
     longest = max(r.slot.length + len(r.unread[:width]) for r in group)
     # A window may not be wider than the cache that it is written to.
     rung = self.capacity.rung(max(longest, width))
-    self._extend_rows(rows_P, ids_PW, count_P, rung)
+    self._rows.extend(rows_P, ids_PW, count_P, rung)
     for running in group:
       self._slots.append(running.slot, running.unread[:width])
       running.unread = running.unread[width:]
       running.job.is_read = not len(running.unread)
-
-  def _extend_rows(self, rows_P, ids_PW, count_P, rung) -> None:
-    self._state = programs.extend_rows(
-      self._model, self._params, self._state, rows_P, ids_PW,
-      np.full(ids_PW.shape, types.Author.PROMPT, np.int8), count_P, rung=rung,
-    )  # fmt: skip
 
   def _decode(self) -> None:
     """A chunk of tokens for everybody whose prompt is read."""
@@ -363,14 +253,21 @@ class Engine:
     c = self.capacity
     rows_P = np.full((c.size(len(live)),), c.rows, np.int32)
     rows_P[: len(live)] = [running.slot.index for running in live]
-    # Who waits for a first token need not wait for a whole chunk.
-    steps = c.chunk if all(running.said for running in live) else 1
+    # Who waits for a first token alone need not wait for a whole chunk; in
+    # company, stopping for each newcomer would cost everybody.
+    steps = c.chunk if any(running.said for running in live) else 1
     longest = max(min(r.slot.length + steps, r.limit) for r in live)
     detailed = any(
       r.job.sampling.top or r.job.sampling.top_k or r.job.sampling.top_p < 1
       for r in live
     )
-    said = self._decode_rows(rows_P, live, c.rung(longest), detailed, steps)
+    said = self._rows.decode(
+      rows_P,
+      [(running.job, running.limit) for running in live],
+      c.rung(longest),
+      steps,
+      detailed=detailed,
+    )
     for i, running in enumerate(live):
       n, top = int(said.count[i]), running.job.sampling.top
       tokens = jobs.Tokens(
@@ -380,16 +277,6 @@ class Engine:
         top_logprobs=said.top_logprobs[i, :n, :top],
       )
       self._hear(running, tokens, bool(said.stopped[i]))
-
-  def _decode_rows(self, rows_P, live, rung, detailed, steps) -> programs.Said:
-    live_P = np.zeros((len(rows_P),), bool)
-    live_P[: len(live)] = True
-    self._state, said = programs.decode_rows(
-      self._model, self._params, self._state, rows_P, live_P,
-      _settings(live, len(rows_P)), np.int32(steps), rung=rung,
-      chunk=self.capacity.chunk, detailed=detailed,
-    )  # fmt: skip
-    return jax.device_get(said)
 
   def _hear(
     self, running: _Running, tokens: jobs.Tokens, stopped: bool
@@ -441,7 +328,7 @@ class Engine:
       failed.__cause__ = error
       self._fail(running.job, failed)
     self._slots.forget()
-    self._state = self._fresh_state()
+    self._rows.reset()
 
   def _abandon(self) -> None:
     gone = jobs.Refused(503, 'shutting_down', 'the server is shutting down')
@@ -450,21 +337,3 @@ class Engine:
       self._fail(running.job, gone)
     while self._waiting:
       self._fail(self._waiting.popleft(), gone)
-
-
-def _settings(live: Sequence[_Running], size: int) -> programs.RowSettings:
-  asked = [running.job.sampling for running in live]
-  fill = size - len(live)
-  stop_PK = np.full((size, MAX_STOPS), -1, np.int32)
-  for i, running in enumerate(live):
-    stop_PK[i, : len(running.job.stop_ids)] = running.job.stop_ids
-  return programs.RowSettings(
-    temperature=np.asarray(
-      [s.temperature for s in asked] + [0] * fill, np.float32
-    ),
-    top_k=np.asarray([s.top_k for s in asked] + [0] * fill, np.int32),
-    top_p=np.asarray([s.top_p for s in asked] + [1] * fill, np.float32),
-    limit=np.asarray([r.limit for r in live] + [0] * fill, np.int32),
-    stop=stop_PK,
-    author=np.asarray([r.job.author for r in live] + [0] * fill, np.int8),
-  )

@@ -122,9 +122,12 @@ class ChatFormat:
     return self._action(self._messages.spoken(turn))
 
   def call_opening(self, name: str | None) -> list[int]:
-    if name is None:
-      return list(self.marker.ids)
     lead = self._body([_USER, self._call], _NAME)
+    if name is None and self._is_json:
+      return list(self.marker.ids)
+    if name is None:
+      before, tag, _ = lead.partition(tool_calls.CALL_OPEN)
+      return self._markup.encode(before + tag)
     after = self._body([_USER, self._call], _VALUE)[len(lead + _NAME) :]
     before_arguments, brace, _ = after.partition('{')
     if not brace:
