@@ -44,7 +44,8 @@ _RETRIES = attempts.Policy(timeout_s=600.0, deadline_s=1800.0)
 class Options:
   """What is measured, and how. An empty choice is everything."""
 
-  benchmark: str  # 'bfcl' | 'tau2' | a task file (.jsonl) for an MCP server
+  # 'bfcl' | 'tau2' | 'finmcp:FILE' | a task file (.jsonl) for an MCP server
+  benchmark: str
   policy: str
   out: str
   categories: Sequence[str] = ()
@@ -109,11 +110,16 @@ def open_benchmark(options: Options) -> benchmark.Benchmark:
     return bfcl.Bfcl()
   if options.benchmark == 'tau2':
     return _tau2(options)
+  if options.benchmark.startswith('finmcp:'):
+    from envace_jax.envs import finmcp
+
+    path = pathlib.Path(options.benchmark.removeprefix('finmcp:'))
+    return finmcp.FinMcp(finmcp.load(path))
   if options.benchmark.endswith('.jsonl'):
     return _mcp(options)
   raise errors.UserError(
-    f'benchmark={options.benchmark!r} is neither bfcl, tau2 nor a task file '
-    '(.jsonl)'
+    f'benchmark={options.benchmark!r} is neither bfcl, tau2, finmcp:FILE nor a '
+    'task file (.jsonl)'
   )
 
 
@@ -220,7 +226,7 @@ def _groups(
       parts=one.parts,
     )
     outcomes.setdefault(one.category, []).append(None if one.error else outcome)
-  groups = measured.groups(outcomes)
+  groups = measured.groups(outcomes, _recorded(found))
   if groups:
     yield ''
     yield 'groups, an errored attempt counted as wrong: ' + ', '.join(

@@ -7,7 +7,8 @@ from envace_jax import errors
 _BENCHMARK = flags.DEFINE_string(
   'benchmark',
   None,
-  "evaluate: 'bfcl', 'tau2', or a task file (.jsonl) for an MCP server.",
+  "evaluate: 'bfcl', 'tau2', 'finmcp:FILE', or a task file (.jsonl) for an MCP "
+  'server.',
 )
 _POLICY = flags.DEFINE_string(
   'policy',

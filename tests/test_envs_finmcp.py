@@ -197,6 +197,27 @@ def test_oracles_and_limits(bench):
   assert answer.error == 'bad_json' and attempt.pair().predicted == ()
 
 
+def test_what_is_recorded_is_scored_by_sample(bench):
+  """Through a file and back, as the harness keeps it."""
+  recorded = []
+  for category in bench.categories():
+    for task_id in bench.task_ids(category):
+      attempt = bench.open(task_id)
+      for reply in bench.oracle(task_id):
+        attempt.respond(reply)
+      value = json.loads(json.dumps(attempt.record()))
+      for trial in (0, 1):  # the second, of which nothing is said
+        kept = value if trial == 0 else value | {'predicted': []}
+        recorded.append(
+          benchmark.Recorded(
+            task_id=task_id, trial=trial, started='', seconds=0.0, value=kept
+          )
+        )
+  groups = bench.groups({}, recorded)
+  assert groups['micro_f1'] == groups['macro_f1'] == groups['consist'] == 1
+  assert bench.groups({}, []) == {}
+
+
 def _changed(**fields):
   return [SAMPLES[0] | fields]
 

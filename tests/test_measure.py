@@ -135,10 +135,11 @@ def test_a_runs_policy_speaks_and_falls_silent_when_its_row_is_full(policy):
 @pytest.mark.parametrize(
   ('changes', 'said'),
   [
-    ({'benchmark': 'agents'}, 'neither bfcl, tau2 nor a task file'),
+    ({'benchmark': 'agents'}, 'neither bfcl, tau2, finmcp:FILE nor'),
     ({'policy': 'runs/none'}, 'no config.json'),
     ({'policy': 'http://127.0.0.1:1/v1'}, 'give --model'),
     ({'benchmark': 'mine.jsonl'}, 'needs --server'),
+    ({'benchmark': 'finmcp:none.json'}, 'none.json'),
     ({'categories': ['airlines']}, "no category 'airlines'"),
     ({'task_ids': ['x']}, "no task 'x'"),
     ({'split': 'everything'}, 'no split'),

@@ -105,11 +105,15 @@ class Benchmark(Protocol):
     """Replies that earn full marks; None where nobody recorded any."""
 
   def groups(
-    self, outcomes: Mapping[str, Sequence[Outcome | None]]
+    self,
+    outcomes: Mapping[str, Sequence[Outcome | None]],
+    recorded: Sequence[Recorded],
   ) -> Mapping[str, float]:
-    """Scores of groups of categories, in the benchmark's own terms.
+    """Scores over several attempts, in the benchmark's own terms.
 
-    Outcomes are given by category; None is an attempt that errored.
+    Args:
+      outcomes: by category; None is an attempt that errored.
+      recorded: of those that did not.
     """
 
   def write(

@@ -77,8 +77,11 @@ class Bfcl:
     return replies
 
   def groups(
-    self, outcomes: Mapping[str, Sequence[benchmark.Outcome | None]]
+    self,
+    outcomes: Mapping[str, Sequence[benchmark.Outcome | None]],
+    recorded: Sequence[benchmark.Recorded],
   ) -> Mapping[str, float]:
+    del recorded
     return bfcl_scores.group_scores(
       {
         name: bfcl_scores.category_score(some)

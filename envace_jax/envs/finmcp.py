@@ -134,6 +134,30 @@ class FinMcp:
     ]
     return (*replies, benchmark.Reply(text='That is my answer.'))
 
+  def groups(
+    self,
+    outcomes: Mapping[str, Sequence[benchmark.Outcome | None]],
+    recorded: Sequence[benchmark.Recorded],
+  ) -> Mapping[str, float]:
+    """TF1 and its like, of the first trial."""
+    del outcomes
+    pairs = {
+      one.task_id: finmcp_scores.Pair(**one.value)
+      for one in recorded
+      if one.trial == 0
+    }
+    return sample_scores(pairs) if pairs else {}
+
+  def write(
+    self,
+    directory: pathlib.Path,
+    policy: str,
+    recorded: Sequence[benchmark.Recorded],
+  ) -> Sequence[pathlib.Path]:
+    """Upstream's script wants its own run's files; there is nothing to read."""
+    del directory, policy, recorded
+    return ()
+
 
 class FinMcpAttempt:
   """Implements `benchmark.Attempt`."""
@@ -177,6 +201,9 @@ class FinMcpAttempt:
     return finmcp_scores.Pair(
       gold=self._turn.gold, predicted=tuple(self._predicted)
     )
+
+  def record(self) -> types.Json:
+    return dataclasses.asdict(self.pair())
 
   def close(self) -> None:
     pass

@@ -94,9 +94,11 @@ class McpBenchmark:
     return [*calls, benchmark.Reply(text=task.plan_reply)]
 
   def groups(
-    self, outcomes: Mapping[str, Sequence[benchmark.Outcome | None]]
+    self,
+    outcomes: Mapping[str, Sequence[benchmark.Outcome | None]],
+    recorded: Sequence[benchmark.Recorded],
   ) -> Mapping[str, float]:
-    del outcomes
+    del outcomes, recorded
     return {}
 
   def write(

@@ -94,9 +94,11 @@ class Tau2:
     return tau2_oracles.replies(*find(task_id))
 
   def groups(
-    self, outcomes: Mapping[str, Sequence[benchmark.Outcome | None]]
+    self,
+    outcomes: Mapping[str, Sequence[benchmark.Outcome | None]],
+    recorded: Sequence[benchmark.Recorded],
   ) -> Mapping[str, float]:
-    del outcomes
+    del outcomes, recorded
     return {}
 
   def write(
