@@ -7,6 +7,7 @@
   envace evaluate --workdir runs/a --private
   envace evaluate --benchmark tau2 --policy runs/a --out scores/tau2
   envace compare  --workdir runs/sweep
+  envace compare  --scores scores/before,scores/after
   envace bench    --config experiments/quickstart.py --json bench.json
   envace export   --workdir runs/a --out model
   envace serve    --workdir runs/a --port 8000
@@ -156,6 +157,8 @@ def _run(command: str) -> int:
     from envace_jax import export
 
     return export.run(_config(), _out())
+  if command == 'compare' and measure_flags.compares():
+    return measure_flags.compare()
   if command == 'compare':
     from envace_jax import compare
 

@@ -1,5 +1,7 @@
 """Flags of `envace evaluate --benchmark`; reading them imports no JAX."""
 
+import sys
+
 from absl import flags
 
 from envace_jax import errors
@@ -73,6 +75,10 @@ _USER_MODEL = flags.DEFINE_string(
 _SERVER = flags.DEFINE_string(
   'server', '', 'evaluate --benchmark=FILE: command or address of the server.'
 )
+_SCORES = flags.DEFINE_list(
+  'scores', [], 'compare: what `evaluate --benchmark` wrote, the first of which '
+  'the others are held against; instead of --workdir.',
+)  # fmt: skip
 
 
 def is_wanted() -> bool:
@@ -124,3 +130,16 @@ def measure(out: str, *, api_key_env: str, tools: str, context: int) -> int:
       server=_SERVER.value,
     )
   )
+
+
+def compares() -> bool:
+  """Whether results on a benchmark are to be compared."""
+  return bool(_SCORES.value)
+
+
+def compare() -> int:
+  """Prints the comparison; raises UserError."""
+  from envace_jax.benchmarks import comparison
+
+  sys.stdout.write(comparison.compare(_SCORES.value, seed=_SEED.value) + '\n')
+  return 0

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from envace_jax import errors, types
-from envace_jax.benchmarks import policies, results, run, table
+from envace_jax.benchmarks import comparison, policies, results, run, table
 from envace_jax.envs import benchmark
 
 CALL = types.ToolCall(name='add', arguments={'number': 1})
@@ -286,3 +286,32 @@ def test_calls_that_nobody_answered_are_not_left_open():
     {'role': 'assistant', 'content': '<tool_call>{'},
     {'role': 'user', 'content': 'and?'},
   ]
+
+
+def test_policies_are_compared_on_the_tasks_that_both_were_judged_on(tmp_path):
+  whole = Counting()
+  measured(tmp_path / 'a' / 'results.jsonl', whole, Two())
+  measured(tmp_path / 'b' / 'results.jsonl', whole, policies.Oracle(whole))
+  said = comparison.compare([tmp_path / 'a', tmp_path / 'b'], seed=0)
+  rows = [
+    [c.strip() for c in r.split('|')[1:-1]] for r in said.splitlines()[4:]
+  ]
+  assert [row[:3] for row in rows] == [
+    ['few', 'two', '3'],
+    ['few', 'oracle', '3'],
+    ['many', 'two', '5'],
+    ['many', 'oracle', '4'],  # of one task nobody recorded a solution
+  ]
+  assert rows[0][3].startswith('0.333') and rows[0][4] == ''
+  assert rows[1][3].startswith('1.000') and rows[1][4].startswith('0.667')
+  assert rows[3][4].startswith('1.000')
+  other = Counting()
+  other.version = '2'
+  measured(tmp_path / 'c' / 'results.jsonl', other, Two())
+  for paths, why in (
+    (['a', 'c'], 'different tests'),
+    (['a', 'd'], 'cannot be read as results'),
+    (['a'], 'two files'),
+  ):
+    with pytest.raises(errors.UserError, match=why):
+      comparison.compare([tmp_path / p for p in paths], seed=0)

@@ -111,9 +111,9 @@ def _cells(row: Row) -> list[str]:
   return [
     row.category,
     str(row.tasks),
-    _shown(row.success),
-    _shown(row.reward),
-    f'{_shown(row.hat_k)} (k={row.k})',
+    shown(row.success),
+    shown(row.reward),
+    f'{shown(row.hat_k)} (k={row.k})',
     f'{row.errored}/{row.attempts}',
     str(row.capped),
     str(row.calls),
@@ -123,7 +123,8 @@ def _cells(row: Row) -> list[str]:
   ]
 
 
-def _shown(interval: intervals.Interval | None) -> str:
+def shown(interval: intervals.Interval | None) -> str:
+  """A mean and its interval; '-' for nothing."""
   if interval is None:
     return '-'
   if interval.lo is None:

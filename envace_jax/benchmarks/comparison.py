@@ -1,0 +1,101 @@
+"""Files of results against the first of them, task by task.
+
+Only tasks that both sides attempted and that were judged on both count; how
+many those are stands in the table. Versions of a benchmark are not compared:
+another version is another test.
+"""
+
+from collections.abc import Sequence
+import json
+import os
+import pathlib
+
+from envace_jax import errors
+from envace_jax.benchmarks import results, table
+from envace_jax.evaluation import intervals
+
+HEAD = ('category', 'policy', 'tasks', 'success', 'minus the first')
+
+
+def read(path: str | os.PathLike) -> tuple[dict, list[results.Result]]:
+  """What was measured, and its results, as a finished command left them.
+
+  Raises:
+    UserError: there is no such file, or it is torn or none of ours.
+  """
+  path = pathlib.Path(path)
+  if path.is_dir():
+    path = path / 'results.jsonl'
+  try:
+    head, *lines = path.read_text().splitlines()
+    measured = json.loads(head)['measured']
+    found = [results.Result(**json.loads(line)) for line in lines]
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise errors.UserError(
+      f'{path} cannot be read as results ({error}); give what '
+      '`envace evaluate --benchmark` wrote, once it has finished'
+    ) from error
+  return measured, list({one.key: one for one in found}.values())
+
+
+def compare(paths: Sequence[str | os.PathLike], *, seed: int) -> str:
+  """A table in Markdown.
+
+  Raises:
+    UserError: a file is wrong, or the benchmarks differ.
+  """
+  if len(paths) < 2:
+    raise errors.UserError('a comparison needs two files of results or more')
+  sides = [read(path) for path in paths]
+  kinds = [(m['benchmark'], m['version']) for m, _ in sides]
+  if len(set(kinds)) > 1:
+    other = next(k for k in kinds if k != kinds[0])
+    raise errors.UserError(
+      f'{" ".join(kinds[0])} and {" ".join(other)} are different tests'
+    )
+  first = _by_task(sides[0][1])
+  categories = dict.fromkeys(category for category, _ in first)
+  lines = [HEAD, ['---'] * len(HEAD)]
+  for category in categories:
+    for i, (measured, found) in enumerate(sides):
+      mine = _of(category, _by_task(found))
+      theirs = _of(category, first)
+      both = sorted(set(mine) & set(theirs))
+      lines.append(
+        (
+          category,
+          measured['policy'],
+          str(len(both)),
+          _mean(mine, seed),
+          _difference(mine, theirs, both, seed) if i else '',
+        )
+      )
+  rows = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+  return f'{" ".join(kinds[0])}\n\n{rows}'
+
+
+def _mean(values: dict[str, list[float]], seed: int) -> str:
+  return table.shown(intervals.bootstrap_mean(values, seed=seed))
+
+
+def _difference(mine: dict, theirs: dict, both: list[str], seed: int) -> str:
+  one, other = ({task: side[task] for task in both} for side in (mine, theirs))
+  return table.shown(intervals.paired_difference(one, other, seed=seed))
+
+
+def _by_task(
+  found: Sequence[results.Result],
+) -> dict[tuple[str, str], list[float]]:
+  """Success of the judged attempts at each (category, task)."""
+  values: dict[tuple[str, str], list[float]] = {}
+  for one in found:
+    if not one.error:
+      key = (one.category, one.task_id)
+      values.setdefault(key, []).append(float(one.success))
+  return values
+
+
+def _of(category: str, values: dict) -> dict[str, list[float]]:
+  return {
+    task: some for (name, task), some in values.items() if name == category
+  }
