@@ -76,8 +76,8 @@ _SERVER = flags.DEFINE_string(
   'server', '', 'evaluate --benchmark=FILE: command or address of the server.'
 )
 _SCORES = flags.DEFINE_list(
-  'scores', [], 'compare: what `evaluate --benchmark` wrote, the first of which '
-  'the others are held against; instead of --workdir.',
+  'scores', [], 'compare: what `evaluate --benchmark` wrote; the others are held '
+  'against the first. Instead of --workdir.',
 )  # fmt: skip
 
 
