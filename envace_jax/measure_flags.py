@@ -76,8 +76,10 @@ _SERVER = flags.DEFINE_string(
   'server', '', 'evaluate --benchmark=FILE: command or address of the server.'
 )
 _SCORES = flags.DEFINE_list(
-  'scores', [], 'compare: what `evaluate --benchmark` wrote; the others are held '
-  'against the first. Instead of --workdir.',
+  'scores',
+  [],
+  'compare, instead of --workdir: what `evaluate --benchmark` wrote; the others '
+  'are held against the first.',
 )  # fmt: skip
 
 
