@@ -78,9 +78,9 @@ _SERVER = flags.DEFINE_string(
 _SCORES = flags.DEFINE_list(
   'scores',
   [],
-  'compare, instead of --workdir: what `evaluate --benchmark` wrote; the others '
-  'are held against the first.',
-)  # fmt: skip
+  'compare, instead of --workdir: what `evaluate --benchmark` wrote, of several '
+  'policies; the first is held against the others.',
+)
 
 
 def is_wanted() -> bool:
