@@ -78,8 +78,8 @@ _SERVER = flags.DEFINE_string(
 _SCORES = flags.DEFINE_list(
   'scores',
   [],
-  'compare, instead of --workdir: what `evaluate --benchmark` wrote, of several '
-  'policies; the first is held against the others.',
+  'compare: what `evaluate --benchmark` wrote, instead of --workdir; all '
+  'policies are held against the first.',
 )
 
 
