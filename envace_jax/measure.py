@@ -245,9 +245,12 @@ def _baselines(
   shares: dict[str, list[str]] = {}
   for category, ids in tasks.items():
     for name, script in _scripts(options, category).items():
-      solved = [_play(measured, task_id, script) for task_id in ids]
-      share = f'{category} {sum(solved) / len(solved):.3f}'
-      shares.setdefault(name, []).append(share)
+      played = [_play(measured, task_id, script) for task_id in ids]
+      solved = [one for one in played if one is not None]
+      share = f'{sum(solved) / len(solved):.3f}' if solved else '-'
+      if errored := len(played) - len(solved):
+        share += f' ({errored} errored)'
+      shares.setdefault(name, []).append(f'{category} {share}')
   yield ''
   for name, said in shares.items():
     yield f'baseline {name}: {", ".join(said)}'
@@ -273,13 +276,17 @@ def _play(
   measured: benchmark.Benchmark,
   task_id: str,
   script: Callable[[benchmark.Attempt], None],
-) -> bool:
-  attempt = measured.open(task_id)
+) -> bool | None:
+  """Whether a script solves a task; None: the benchmark broke down."""
   try:
-    script(attempt)
-    return attempt.score().success
-  finally:
-    attempt.close()
+    attempt = measured.open(task_id)
+    try:
+      script(attempt)
+      return attempt.score().success
+    finally:
+      attempt.close()
+  except benchmark.AttemptFailed:
+    return None
 
 
 def _store(out: pathlib.Path, found: Iterable[results.Result]) -> None:

@@ -231,6 +231,17 @@ def test_a_file_of_something_else_is_refused_and_left(tmp_path):
     assert path.read_bytes() == content
 
 
+def test_a_torn_line_longer_than_what_follows_is_cut(tmp_path):
+  path = tmp_path / 'f'
+  found = measured(path, Counting(), Two())
+  head, *lines = path.read_bytes().splitlines(keepends=True)
+  path.write_bytes(b''.join([head, *lines[:-1], lines[-1][:-1] + b'x' * 5000]))
+  assert facts(measured(path, Counting(), Two())) == facts(found)
+  assert path.read_bytes().endswith(b'}\n')
+  for line in path.read_bytes().splitlines():
+    json.loads(line)
+
+
 def test_tasks_are_selected_by_names_that_exist():
   whole = Counting()
   assert run.select(whole, ['many'], ['n5']) == {'many': ['n5']}

@@ -10,6 +10,7 @@ from envace_jax.envs import (
   bfcl,
   bfcl_backends,
   bfcl_calls,
+  recording,
 )
 
 TASK = 'multi_turn_base_0'
@@ -103,6 +104,7 @@ def test_no_other_value_reaches_the_package(attempt, value):
 def test_no_other_argument_reaches_the_package(attempt, key):
   (message,) = _say(attempt, types.ToolCall(name='pwd', arguments={key: 1}))
   assert message.error == 'raised'
+  assert attempt.record()[0] == [[{'refused': '{}'}]]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +178,7 @@ def test_a_call_that_would_not_come_back_is_refused():
   )
   attempt = source.open(task_id)
   for name, key in bfcl_backends.COSTLY.items():
-    for value in (10**12, -(10**12), 1e12):
+    for value in (10**12, -(10**12), 1e12, '9' * 12):
       other = {'power': 'base', 'logarithm': 'value'}.get(name, 'number')
       call = types.ToolCall(name=name, arguments={other: 7, key: value})
       (message,) = _say(attempt, call)
@@ -199,8 +201,14 @@ def test_a_directory_inside_itself_ends_the_attempt(attempt):
 def test_what_cannot_be_read_ends_the_turn_and_is_counted(attempt):
   bad = types.ParseError(kind='bad_json', detail='')
   good = types.ToolCall(name='pwd', arguments={})
-  (message,) = _say(attempt, good, bad)
+  recorder = recording.Recorder(TASK, attempt)
+  reply = benchmark.Reply(text='', calls=(good, bad))
+  (message,) = heard = attempt.respond(reply)
   assert message.role == 'user'
+  recorder.hear(reply, heard)
+  kept = recorder.demonstration('policy')
+  assert not kept.steps, 'what a user says is no answer to a call'
+  assert kept.user_turns == (message.text,) and kept.turn_replies == ('',)
   assert attempt.score().parts['malformed'] == 1
 
 

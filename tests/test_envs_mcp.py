@@ -339,6 +339,6 @@ def test_settings_that_make_no_sense_are_refused():
 def test_without_the_sdk_the_install_line_is_said(monkeypatch):
   monkeypatch.setitem(sys.modules, 'mcp', None)
   environment = mcp_environment.McpEnvironment(command(), LIMITS)
-  with pytest.raises(errors.UserError, match="pip install 'mcp>=2,<3'"):
+  with pytest.raises(errors.UserError, match=r'envace_jax\[envs\]'):
     environment.reset(TASK)
   environment.close()

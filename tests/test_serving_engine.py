@@ -159,6 +159,29 @@ def test_a_failure_is_not_the_next_ones(motor):
   assert motor.counts.device_failures == 1
 
 
+@pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
+)
+def test_nobody_waits_for_an_engine_that_is_gone(policy, monkeypatch):
+  def fail(*_):
+    raise RuntimeError('no device')
+
+  with serving.running(*policy) as motor:
+    broken = [serving.job('ab', i) for i in range(motor.capacity.rows + 2)]
+    for job in broken:
+      job.listen = fail
+    monkeypatch.setattr(motor._rows, 'reset', fail)
+    motor.submit(broken)
+    for job in broken:
+      with pytest.raises(jobs.Refused):
+        job.done.result(timeout=60)
+    motor._thread.join(timeout=60)
+    assert not motor.is_alive
+    with pytest.raises(jobs.Refused) as refused:
+      motor.submit([serving.job('ab', 1)])
+  assert refused.value.status == 503
+
+
 def test_a_network_without_numbers_is_said(policy):
   model, params = policy
   broken = jax.tree.map(lambda x: x * np.nan, params)

@@ -192,6 +192,8 @@ WRONG = {
   'tools': ({'tools': [{'type': 'code'}]}, 400, 'invalid_value'),
   'choice': ({'messages': ASK, 'tool_choice': 'required'}, 400,
              'invalid_value'),
+  'calls': ({'messages': [{'role': 'assistant', 'tool_calls': 5}]}, 400,
+            'invalid_value'),
   'orphan': (
     {'messages': [{'role': 'tool', 'tool_call_id': 'x', 'content': ''}]},
     400,
@@ -215,6 +217,12 @@ def test_a_wrong_request_has_openais_shape(url, name):
   error = found.json()['error']
   assert error['code'] == code and error['message']
   assert set(error) == {'message', 'type', 'param', 'code'}
+
+
+def test_an_id_of_any_size_is_refused(url):
+  for wrong in (-1, 1 << 40, 1 << 80):
+    body = {'model': serving.MODEL, 'prompt': [1, wrong]}
+    assert post(url, body, '/v1/completions').status_code == 400
 
 
 def test_the_client_raises_its_own_errors(client, url):

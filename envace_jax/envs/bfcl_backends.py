@@ -101,8 +101,7 @@ class Backends:
       text = bfcl_calls.render(call)
     except bfcl_calls.Malformed as error:
       return REFUSED, f'{_RAISED}{error}'
-    cost = call.arguments.get(COSTLY.get(call.name))
-    if isinstance(cost, int | float) and abs(cost) > MAX_COST:
+    if _number(call.arguments.get(COSTLY.get(call.name))) > MAX_COST:
       return REFUSED, f'{_RAISED}{COSTLY[call.name]} is beyond {MAX_COST}'
     return text, None
 
@@ -117,6 +116,14 @@ class Backends:
         test_entry_id=entry['id'],
         long_context='long_context' in entry['id'],
       )
+
+
+def _number(value) -> float:
+  """The size of a number, also of one as text: mpmath takes that, too."""
+  try:
+    return abs(float(value))
+  except (TypeError, ValueError):
+    return 0.0
 
 
 def error_of(observation: str) -> str | None:

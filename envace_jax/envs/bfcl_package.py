@@ -21,8 +21,7 @@ import types as python_types
 from envace_jax import errors, types
 
 INSTALL = (
-  'pip install --no-deps bfcl-eval && pip install filelock mpmath overrides'
-  ' rank_bm25'
+  "pip install 'envace_jax[envs]' && pip install --no-deps bfcl-eval==2026.3.23"
 )
 
 _CONFIG = 'bfcl_eval.constants.model_config'

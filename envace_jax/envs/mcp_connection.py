@@ -17,10 +17,7 @@ from typing import Any
 from envace_jax import errors
 from envace_jax.envs import mcp_http, mcp_log, mcp_server, mcp_stdio
 
-_INSTALL = (
-  "an MCP server needs its SDK, mcp 2: pip install 'envace_jax[envs]' or "
-  "pip install 'mcp>=2,<3'"
-)
+_INSTALL = "an MCP server needs its SDK, mcp 2; pip install 'envace_jax[envs]'"
 _SLACK_S = 2.0  # for the loop to say that a deadline has passed
 
 

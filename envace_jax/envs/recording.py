@@ -45,15 +45,15 @@ class Recorder:
     self, reply: benchmark.Reply, messages: Sequence[benchmark.Message]
   ) -> None:
     """A reply, and what it was answered with."""
-    if reply.calls:
-      # An attempt that ends in a call may leave it unanswered.
-      for action, message in zip(reply.calls, messages, strict=False):
-        self._steps.append(self._step(action, message))
-    else:
+    answers = [m for m in messages if m.role == 'tool']
+    said = [self._redact(m.text) for m in messages if m.role == 'user']
+    # Calls may stay unanswered: the last ones, and those beside one that could
+    # not be read, where that ends a turn.
+    for action, message in zip(reply.calls, answers, strict=False):
+      self._steps.append(self._step(action, message))
+    if said or not reply.calls:
       self._replies.append(self._redact(reply.text))
-      self._user_turns += [
-        self._redact(m.text) for m in messages if m.role == 'user'
-      ]
+      self._user_turns += said
     self._messages += 1
 
   def demonstration(self, habit: str) -> types.Demonstration:

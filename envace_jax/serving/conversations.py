@@ -195,7 +195,10 @@ def _text(content, at: str) -> str:
 def _calls(message: types.Json, at: str) -> tuple[tuple, list[str]]:
   """The calls of an assistant's message, and what they are known by."""
   calls, names = [], []
-  for call in message.get('tool_calls') or ():
+  listed = message.get('tool_calls') or ()
+  if not isinstance(listed, list | tuple):
+    raise _wrong(f'{at}: tool_calls must be a list')
+  for call in listed:
     function = call.get('function') if isinstance(call, dict) else None
     if not isinstance(function, dict):
       raise _wrong(f'{at}: a tool call must have a function')

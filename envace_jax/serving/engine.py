@@ -132,6 +132,12 @@ class Engine:
     return self._rows.score(ids, top)
 
   def _run(self) -> None:
+    try:
+      self._serve()
+    finally:  # also where not even a new beginning is possible
+      self._abandon()
+
+  def _serve(self) -> None:
     while True:
       with self._changed:
         while not (self._waiting or self._running or self._draining):
@@ -144,7 +150,6 @@ class Engine:
         logging.exception('the engine failed; its rows are made anew')
         self._start_over(error)
       if self._closing:
-        self._abandon()
         return
 
   def _turn(self) -> None:
@@ -335,5 +340,9 @@ class Engine:
     for running in list(self._running):
       self._release(running)
       self._fail(running.job, gone)
-    while self._waiting:
-      self._fail(self._waiting.popleft(), gone)
+    with self._changed:
+      self._draining = True
+      waiting = list(self._waiting)
+      self._waiting.clear()
+    for job in waiting:
+      self._fail(job, gone)

@@ -241,15 +241,15 @@ class _Handlers:
   def _ids(self, prompt):
     if isinstance(prompt, str):
       prompt = self._tokenizer.encode(prompt)
-    ids = np.asarray(prompt, np.int64)
-    if ((ids < 0) | (ids >= self._tokenizer.vocab_size)).any():
+    # As Python's integers: a client's may have any size.
+    if not all(0 <= i < self._tokenizer.vocab_size for i in prompt):
       raise jobs.Refused(
         400,
         'invalid_value',
         f'token ids must be in [0, {self._tokenizer.vocab_size - 1}]',
         'prompt',
       )
-    return ids.astype(np.int32)
+    return np.asarray(prompt, np.int32)
 
 
 async def _wait(request, group) -> list[chat.Completion]:
