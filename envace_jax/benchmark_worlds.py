@@ -81,15 +81,21 @@ def demonstrations(
 ) -> list[types.Demonstration]:
   """`data.num_demonstrations` plans of the tasks in turn, executed."""
   environment = world.make_environment()
-  made = []
-  for i in range(config.data.num_demonstrations):
-    rng = random.Random(f'demonstration/{config.data.world_seed}/{i}')
-    task = tasks[i % len(tasks)]
-    lacks = rng.random() < config.data.left_out and len(task.plan) > 1
-    without = rng.randrange(len(task.plan)) if lacks else None
-    made.append(_executed(environment, task, without))
-  environment.close()
-  return made
+  try:
+    return [
+      _executed(environment, *_plan(config, tasks, i))
+      for i in range(config.data.num_demonstrations)
+    ]
+  finally:
+    environment.close()
+
+
+def _plan(config, tasks, i: int) -> tuple[types.Task, int | None]:
+  """The task of demonstration i, and which call of its plan is missing."""
+  rng = random.Random(f'demonstration/{config.data.world_seed}/{i}')
+  task = tasks[i % len(tasks)]
+  lacks = rng.random() < config.data.left_out and len(task.plan) > 1
+  return task, rng.randrange(len(task.plan)) if lacks else None
 
 
 def _executed(

@@ -21,6 +21,7 @@ import importlib
 import json
 import pathlib
 import shlex
+import shutil
 import sys
 
 from envace_jax import errors, policy_service, run_policy
@@ -175,6 +176,8 @@ def open_policy(
 def _tau2(options: Options) -> benchmark.Benchmark:
   from envace_jax.envs import tau2, tau2_users
 
+  if options.user and not options.user_model:
+    raise errors.UserError('--user serves several models: give --user_model')
   if not options.user:
     return tau2.Tau2(split=options.split, prompt=options.prompt)
   user = tau2_users.EndpointUser(
@@ -204,7 +207,13 @@ def _mcp(options: Options) -> benchmark.Benchmark:
   if options.server.startswith(('http://', 'https://')):
     server = mcp_server.Address(url=options.server)
   else:
-    server = mcp_server.Command(argv=shlex.split(options.server))
+    try:
+      words = shlex.split(options.server)
+    except ValueError as error:
+      raise errors.UserError(
+        f'server={options.server!r} is no command line ({error})'
+      ) from error
+    server = mcp_server.Command(argv=words)
   return mcp_benchmark.McpBenchmark(
     options.benchmark,
     server,
@@ -296,6 +305,8 @@ def _store(out: pathlib.Path, found: Iterable[results.Result]) -> None:
     for one in found
     if one.demonstration is not None
   ]
+  # Made of results.jsonl alone, and made anew when that has grown.
+  shutil.rmtree(out / 'recorded', ignore_errors=True)
   if kept:
     dataset.write_dataset(out, 'recorded', {'demonstrations': kept})
 
@@ -320,8 +331,11 @@ def redaction(name: str) -> recording.Redact | None:
     return None
   module, _, function = name.partition(':')
   try:
-    return getattr(importlib.import_module(module), function)
-  except (ImportError, AttributeError, ValueError) as error:
+    found = getattr(importlib.import_module(module), function)
+    if not callable(found):
+      raise TypeError(f'{function} is no function')
+  except (ImportError, AttributeError, TypeError, ValueError) as error:
     raise errors.UserError(
       f'redact={name!r} is no module:function that can be imported ({error})'
     ) from error
+  return found

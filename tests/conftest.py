@@ -29,9 +29,28 @@ TINY = config_lib.TransformerConfig(
 )
 
 
+# A file stays on one worker; the longest are to begin first.
+LONGEST = (
+  'test_train',
+  'test_pretrained_run',
+  'test_learning_lora',
+  'test_published_run',
+  'test_serving_http',
+  'test_per_role',
+  'test_notebook',
+  'test_model_attention',
+  'test_main',
+  'test_serving_chat',
+  'test_serving_engine',
+  'test_weights_gguf',
+  'test_rollout_reopening',
+)
+
+
 def pytest_collection_modifyitems(items):
-  """Whole runs first: a file stays on one worker, and theirs is the longest."""
-  items.sort(key=lambda item: item.path.stem != 'test_train')
+  """Longest files first, and the others as they come."""
+  order = {name: i for i, name in enumerate(LONGEST)}
+  items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 @pytest.fixture(scope='session')

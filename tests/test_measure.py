@@ -87,6 +87,11 @@ def test_attempts_are_kept_as_demonstrations_and_redacted(tmp_path, capsys):
   texts = [repr(one) for one in kept]
   assert len(texts) == 6 and sum('SOMEBODY' in text for text in texts) >= 2
   assert not any('user_1' in text for text in texts)
+  # More of the same: the recording follows.
+  more = options(tmp_path, settings=settings, categories=['mock_solo'], limit=1)
+  measure.measure(more)
+  directory = dataset.find_dataset(tmp_path, 'recorded')
+  assert len(dataset.Records(directory, 'demonstrations')) == 1
   answers = [t for one in kept for t in recording.transitions(one)]
   assert len(answers) > 5
   assert {outcome for _, _, outcome in answers} == {recording.SUCCESS}
@@ -143,6 +148,8 @@ def test_a_runs_policy_speaks_and_falls_silent_when_its_row_is_full(policy):
     ({'categories': ['airlines']}, "no category 'airlines'"),
     ({'task_ids': ['x']}, "no task 'x'"),
     ({'split': 'everything'}, 'no split'),
+    ({'user': 'http://127.0.0.1:1/v1'}, 'give --user_model'),
+    ({'benchmark': 'mine.jsonl', 'server': "a 'b"}, 'no command line'),
   ],
 )
 def test_what_is_not_there_is_said_in_a_sentence(tmp_path, changes, said):
@@ -150,7 +157,9 @@ def test_what_is_not_there_is_said_in_a_sentence(tmp_path, changes, said):
     measure.measure(options(tmp_path, **changes))
 
 
-@pytest.mark.parametrize('name', ['x', 'no_such_module:f', 'json:none', ':'])
+@pytest.mark.parametrize(
+  'name', ['x', 'no_such_module:f', 'json:none', ':', 'json:__doc__']
+)
 def test_a_redaction_that_cannot_be_imported(name):
   with pytest.raises(errors.UserError, match='redact='):
     measure.redaction(name)

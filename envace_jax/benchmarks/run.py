@@ -65,6 +65,7 @@ def measure(
       'version': measured.version,
       'policy': policy.name,
       'max_steps': settings.max_steps,
+      'demonstrations': settings.demonstrations,
     },
   )
   wanted = [

@@ -88,18 +88,6 @@ class Markup:
       return [self.mask(v) for v in value]
     return value
 
-  def mask_ids(self, ids: Sequence[int]) -> str:
-    """Text of ids whose control pieces are meant."""
-    names = {i: name for name, i in self._tokenizer.control.items()}
-    text, plain = '', []
-    for i in [*map(int, ids), None]:
-      if i is None or i in names:
-        text += self.mask(self._tokenizer.decode(plain)) + names.get(i, '')
-        plain = []
-      else:
-        plain.append(i)
-    return text
-
   def unmask(self, text: str) -> str:
     return _MASKED.sub(lambda match: self._names[int(match[1])], text)
 
