@@ -9,7 +9,9 @@
 The environment is the benchmark's own backend; its official tasks are never
 trained on. Held out here are other trees (IID) and chains of what is trained
 (OOD). A policy sees no tree, so a number that only `grep` can tell is made up
-in a rehearsal. `:smoke` is the same in a few minutes.
+in a rehearsal. About 15 minutes of two idle cores; real success on held-out
+trees was 0.40 before and after RL (seed 0): files are moved and copied, and no
+text is written yet (`LOG.md`). `:smoke` is the same in a few minutes.
 """
 
 from experiments import base
