@@ -103,7 +103,7 @@ EXTRAS = {
   ],
   # What published checkpoints are compared with, and the compiler for TPUs:
   # gigabytes, without which the tests that need them are skipped.
-  'parity': ['torch>=2.6', 'transformers>=4.51', 'libtpu'],
+  'parity': ['torch>=2.6', 'transformers>=4.51', 'accelerate', 'libtpu'],
 }
 
 setuptools.setup(

@@ -49,6 +49,7 @@ def ours():
 
 @pytest.fixture(scope='module')
 def theirs():
+  pytest.importorskip('accelerate', reason='transformers reads GGUF with it')
   path = fetched.smollm2_gguf()
   return transformers.AutoModelForCausalLM.from_pretrained(
     path.parent,
