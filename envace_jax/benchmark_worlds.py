@@ -64,6 +64,12 @@ def bfcl_files() -> World:
 WORLDS = {'tau2_telecom': tau2_telecom, 'bfcl_files': bfcl_files}
 
 
+def of(config: ml_collections.ConfigDict) -> World | None:
+  """The benchmark that `data.world` names; None for data of another origin."""
+  make = WORLDS.get(config.data.world)
+  return make and make()
+
+
 def records(
   world: World, config: ml_collections.ConfigDict
 ) -> dict[str, Sequence]:

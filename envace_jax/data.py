@@ -89,8 +89,9 @@ def prepare(
     UserError: a user's file is wrong, or a split is empty.
   """
   directory = workdir / 'data'
+  world = benchmark_worlds.of(config)
   try:
-    records = _stored(config, directory, published)
+    records = _stored(config, directory, published, world)
     tasks = {split: records[split] for split in SPLITS}
     for task in (task for split in tasks.values() for task in split):
       checklist.validate_task(task)
@@ -98,16 +99,18 @@ def prepare(
     raise errors.UserError(f'data: {error}') from error
   demonstrations = records[_DEMONSTRATIONS]
   words = _words(config, directory, demonstrations, published)
-  is_write, determinable = desk_tasks.is_write, desk.determinable
-  if config.data.world in benchmark_worlds.WORLDS:
-    is_write = benchmark_worlds.WORLDS[config.data.world]().is_write
+  if world is None:
+    make_environment = _environment(config, tasks)
+    is_write, determinable = desk_tasks.is_write, desk.determinable
+  else:
+    make_environment, is_write = world.make_environment, world.is_write
     determinable = lambda call, text: [()]  # the whole of it
   return Data(
     tasks=tasks,
     demonstrations=demonstrations,
     words=words,
     template=template(config, words, config.prompt.tools),
-    make_environment=_environment(config, tasks),
+    make_environment=make_environment,
     is_write=is_write,
     determinable=determinable,
   )
@@ -190,7 +193,10 @@ def longest_prompt(data: Data) -> int:
 
 
 def _stored(
-  config, directory: pathlib.Path, published_policy
+  config,
+  directory: pathlib.Path,
+  published_policy,
+  world: benchmark_worlds.World | None,
 ) -> dict[str, list]:
   """All records by split, from a TFDS dataset that is written if missing."""
   c = config.data
@@ -208,8 +214,7 @@ def _stored(
     if stored is None:
       if c.world == 'published':
         records = _read_published(config, directory, published_policy)
-      elif c.world in benchmark_worlds.WORLDS:
-        world = benchmark_worlds.WORLDS[c.world]()
+      elif world is not None:
         records = benchmark_worlds.records(world, config)
       else:
         records = _generate(config)
@@ -291,8 +296,6 @@ def _environment(
   """
   if config.data.world in GENERATED:
     return functools.partial(desk.Desk, desk_config(config))
-  if config.data.world in benchmark_worlds.WORLDS:
-    return benchmark_worlds.WORLDS[config.data.world]().make_environment
   named = {}
   for task in (task for split in tasks.values() for task in split):
     named.setdefault(_desk_of(config, task), task.id)

@@ -85,17 +85,18 @@ def measure(options: Options) -> int:
     )
   finally:
     policy.close()
+  recorded = _recorded(found)
   lines = [
     f'{measured.name} ({measured.version})',
     f'policy: {policy.name}',
     '',
     table.render(table.rows(found, seed=options.seed)),
-    *_groups(measured, found),
+    *_groups(measured, found, recorded),
     *_baselines(options, measured, tasks),
   ]
   text = '\n'.join(lines) + '\n'
   (out / 'table.md').write_text(text)
-  measured.write(out / 'native', policy.name, _recorded(found))
+  measured.write(out / 'native', policy.name, recorded)
   if options.settings.demonstrations:
     _store(out, found)
   sys.stdout.write(text)
@@ -223,7 +224,9 @@ def _mcp(options: Options) -> benchmark.Benchmark:
 
 
 def _groups(
-  measured: benchmark.Benchmark, found: Iterable[results.Result]
+  measured: benchmark.Benchmark,
+  found: Iterable[results.Result],
+  recorded: Sequence[benchmark.Recorded],
 ) -> Iterator[str]:
   """The benchmark's own groups of categories, where all of one were run."""
   outcomes: dict[str, list[benchmark.Outcome | None]] = {}
@@ -235,7 +238,7 @@ def _groups(
       parts=one.parts,
     )
     outcomes.setdefault(one.category, []).append(None if one.error else outcome)
-  groups = measured.groups(outcomes, _recorded(found))
+  groups = measured.groups(outcomes, recorded)
   if groups:
     yield ''
     yield 'groups, an errored attempt counted as wrong: ' + ', '.join(

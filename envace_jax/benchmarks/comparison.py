@@ -14,6 +14,8 @@ from envace_jax import errors
 from envace_jax.benchmarks import results, table
 from envace_jax.evaluation import intervals
 
+Values = dict[str, list[float]]  # task id -> success of its attempts
+
 HEAD = ('category', 'policy', 'tasks', 'success', 'minus the first')
 
 
@@ -53,49 +55,40 @@ def compare(paths: Sequence[str | os.PathLike], *, seed: int) -> str:
     raise errors.UserError(
       f'{" ".join(kinds[0])} and {" ".join(other)} are different tests'
     )
-  first = _by_task(sides[0][1])
-  categories = dict.fromkeys(category for category, _ in first)
-  lines = [HEAD, ['---'] * len(HEAD)]
-  for category in categories:
-    for i, (measured, found) in enumerate(sides):
-      mine = _of(category, _by_task(found))
-      theirs = _of(category, first)
-      both = sorted(set(mine) & set(theirs))
+  by_side = [_by_category(found) for _, found in sides]
+  lines = []
+  for category, first in by_side[0].items():
+    for i, (measured, _) in enumerate(sides):
+      mine = by_side[i].get(category, {})
+      both = sorted(set(mine) & set(first))
       lines.append(
         (
           category,
           measured['policy'],
           str(len(both)),
           _mean(mine, seed),
-          _difference(mine, theirs, both, seed) if i else '',
+          _difference(mine, first, both, seed) if i else '',
         )
       )
-  rows = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
-  return f'{" ".join(kinds[0])}\n\n{rows}'
+  return f'{" ".join(kinds[0])}\n\n{table.markdown(HEAD, lines)}'
 
 
-def _mean(values: dict[str, list[float]], seed: int) -> str:
+def _mean(values: Values, seed: int) -> str:
   return table.shown(intervals.bootstrap_mean(values, seed=seed))
 
 
-def _difference(mine: dict, theirs: dict, both: list[str], seed: int) -> str:
-  one, other = ({task: side[task] for task in both} for side in (mine, theirs))
+def _difference(
+  mine: Values, first: Values, both: Sequence[str], seed: int
+) -> str:
+  one, other = ({task: side[task] for task in both} for side in (mine, first))
   return table.shown(intervals.paired_difference(one, other, seed=seed))
 
 
-def _by_task(
-  found: Sequence[results.Result],
-) -> dict[tuple[str, str], list[float]]:
-  """Success of the judged attempts at each (category, task)."""
-  values: dict[tuple[str, str], list[float]] = {}
+def _by_category(found: Sequence[results.Result]) -> dict[str, Values]:
+  """Success of the judged attempts at each task, by category."""
+  values: dict[str, Values] = {}
   for one in found:
     if not one.error:
-      key = (one.category, one.task_id)
-      values.setdefault(key, []).append(float(one.success))
+      tasks = values.setdefault(one.category, {})
+      tasks.setdefault(one.task_id, []).append(float(one.success))
   return values
-
-
-def _of(category: str, values: dict) -> dict[str, list[float]]:
-  return {
-    task: some for (name, task), some in values.items() if name == category
-  }

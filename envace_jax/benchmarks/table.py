@@ -6,7 +6,7 @@ as the trials. A bootstrap over tasks that all agree has no width, so a category
 with one trial a task has Wilson's interval, which has.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 
 from envace_jax.benchmarks import results
@@ -63,8 +63,13 @@ def rows(found: Sequence[results.Result], *, seed: int) -> list[Row]:
 
 def render(made: Sequence[Row]) -> str:
   """A table in Markdown."""
-  lines = [HEAD, ['---'] * len(HEAD), *map(_cells, made)]
-  return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+  return markdown(HEAD, map(_cells, made))
+
+
+def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+  """A table of texts."""
+  rows = [head, ['---'] * len(head), *lines]
+  return '\n'.join(f'| {" | ".join(row)} |' for row in rows)
 
 
 def _row(name: str, found: Sequence[results.Result], seed: int) -> Row:
