@@ -18,6 +18,9 @@ if not hasattr(mcp, 'Client'):
   pytest.skip("needs pip install 'mcp>=2,<3'", allow_module_level=True)
 
 SCRIPT = str(pathlib.Path(__file__).parent / 'hostile_mcp_server.py')
+# An interpreter option that does nothing: it tells this process's servers
+# from those that another test worker runs at the same time.
+OURS = ('-X', f'started_by={os.getpid()}')
 LIMITS = mcp_server.Limits(
   start_s=5,
   call_s=5,
@@ -34,7 +37,8 @@ TASK = types.Task(id='t', instruction='x', tools=(), checklist=())
 
 def command(start='well', *, keeps_state=True):
   place = ['{state}'] if keeps_state else []
-  return mcp_server.Command(argv=[sys.executable, '-S', SCRIPT, start, *place])
+  argv = [sys.executable, '-S', *OURS, SCRIPT, start, *place]
+  return mcp_server.Command(argv=argv)
 
 
 @pytest.fixture
@@ -64,7 +68,7 @@ def make():
 
 
 def processes():
-  """Hostile servers and their like that are alive, or dead and not reaped."""
+  """Our hostile servers that are alive, and our children not reaped."""
   found = []
   for path in pathlib.Path('/proc').glob('[0-9]*'):
     try:
@@ -72,7 +76,7 @@ def processes():
       words = (path / 'cmdline').read_bytes().decode().split('\0')
     except OSError:
       continue
-    if SCRIPT in words or (parent == os.getpid() and words == ['']):
+    if OURS[1] in words or (parent == os.getpid() and words == ['']):
       found.append((path.name, words))
   return found
 
