@@ -39,7 +39,8 @@ class World:
 
 def tau2_telecom() -> World:
   """Raises UserError where the package is not installed."""
-  from envace_jax.envs import tau2_package, tau2_telecom
+  from envace_jax.envs.tau2 import package as tau2_package
+  from envace_jax.envs.tau2 import telecom as tau2_telecom
 
   tau2_package.load()
   return World(
@@ -51,7 +52,8 @@ def tau2_telecom() -> World:
 
 def bfcl_files() -> World:
   """Raises UserError where the package is not installed."""
-  from envace_jax.envs import bfcl_files, bfcl_package
+  from envace_jax.envs.bfcl import files as bfcl_files
+  from envace_jax.envs.bfcl import package as bfcl_package
 
   bfcl_package.load()
   return World(
@@ -132,7 +134,7 @@ def _executed(
 
 
 def _tickets(config: ml_collections.ConfigDict) -> dict[str, list[types.Task]]:
-  from envace_jax.envs import tau2_telecom
+  from envace_jax.envs.tau2 import telecom as tau2_telecom
 
   c = config.data
   few = lambda task: _faults(task) <= c.max_faults
@@ -154,7 +156,7 @@ def _faults(task: types.Task) -> int:
 def _file_tasks(
   config: ml_collections.ConfigDict,
 ) -> dict[str, list[types.Task]]:
-  from envace_jax.envs import bfcl_file_tasks
+  from envace_jax.envs.bfcl import file_tasks as bfcl_file_tasks
 
   c = config.data
   kinds = len(bfcl_file_tasks.FAMILIES)

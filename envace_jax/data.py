@@ -25,14 +25,12 @@ from envace_jax import (
   workdirs,
 )
 from envace_jax.envs import base as envs
-from envace_jax.envs import (
-  desk,
-  desk_data,
-  desk_demos,
-  desk_reflections,
-  desk_samples,
-  desk_tasks,
-)
+from envace_jax.envs.desk import data as desk_data
+from envace_jax.envs.desk import demos as desk_demos
+from envace_jax.envs.desk import environment as desk
+from envace_jax.envs.desk import reflections as desk_reflections
+from envace_jax.envs.desk import samples as desk_samples
+from envace_jax.envs.desk import tasks as desk_tasks
 from envace_jax.rewards import checklist
 from envace_jax.tasks import dataset
 from envace_jax.text import (

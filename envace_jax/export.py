@@ -17,7 +17,8 @@ import ml_collections
 
 from envace_jax import data as datasets
 from envace_jax import errors, pretrained, refusals
-from envace_jax.envs import checklist_files, desk_samples
+from envace_jax.envs.checklist import files as checklist_files
+from envace_jax.envs.desk import samples as desk_samples
 
 
 def run(config: ml_collections.ConfigDict, directory: str) -> int:

@@ -107,13 +107,13 @@ def open_benchmark(options: Options) -> benchmark.Benchmark:
   """The benchmark of a name, or of a task file of one's own."""
   # Imported here: each needs a package that only its users have.
   if options.benchmark == 'bfcl':
-    from envace_jax.envs import bfcl
+    from envace_jax.envs.bfcl import benchmark as bfcl
 
     return bfcl.Bfcl()
   if options.benchmark == 'tau2':
     return _tau2(options)
   if options.benchmark.startswith('finmcp:'):
-    from envace_jax.envs import finmcp
+    from envace_jax.envs.finmcp import benchmark as finmcp
 
     path = pathlib.Path(options.benchmark.removeprefix('finmcp:'))
     return finmcp.FinMcp(finmcp.load(path))
@@ -175,7 +175,8 @@ def open_policy(
 
 
 def _tau2(options: Options) -> benchmark.Benchmark:
-  from envace_jax.envs import tau2, tau2_users
+  from envace_jax.envs.tau2 import benchmark as tau2
+  from envace_jax.envs.tau2 import users as tau2_users
 
   if options.user and not options.user_model:
     raise errors.UserError('--user serves several models: give --user_model')
@@ -199,7 +200,8 @@ def _tau2(options: Options) -> benchmark.Benchmark:
 
 
 def _mcp(options: Options) -> benchmark.Benchmark:
-  from envace_jax.envs import mcp_benchmark, mcp_server
+  from envace_jax.envs.mcp import benchmark as mcp_benchmark
+  from envace_jax.envs.mcp import server as mcp_server
 
   if not options.server:
     raise errors.UserError(
@@ -272,7 +274,7 @@ def _scripts(
   options: Options, category: str
 ) -> Mapping[str, Callable[[benchmark.Attempt], None]]:
   if options.benchmark == 'tau2':
-    from envace_jax.envs import tau2_baselines
+    from envace_jax.envs.tau2 import baselines as tau2_baselines
 
     return tau2_baselines.scripts(category)
   return {'nothing': _say_nothing}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from etils import epath
 
 from envace_jax import errors, types
-from envace_jax.envs import checklist_samples
+from envace_jax.envs.checklist import samples as checklist_samples
 from envace_jax.rewards import checklist
 
 REPORT_FILE = 'samples.json'  # beside the data, so that a restart repeats it

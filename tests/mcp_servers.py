@@ -11,7 +11,7 @@ import sys
 import pretrained
 import pytest
 
-from envace_jax.envs import mcp_server
+from envace_jax.envs.mcp import server as mcp_server
 
 FILES = '@modelcontextprotocol/server-filesystem'  # npm, MIT
 FILES_VERSION = '2026.8.31'

@@ -2,7 +2,8 @@
 
 import json
 
-from envace_jax.envs import checklist_files, checklist_samples
+from envace_jax.envs.checklist import files as checklist_files
+from envace_jax.envs.checklist import samples as checklist_samples
 
 TOOL = {
   'type': 'function',

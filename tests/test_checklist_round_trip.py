@@ -9,7 +9,8 @@ import published
 import pytest
 
 from envace_jax import errors, types
-from envace_jax.envs import checklist_convert, checklist_schema
+from envace_jax.envs.checklist import convert as checklist_convert
+from envace_jax.envs.checklist import schema as checklist_schema
 from envace_jax.text import tool_calls
 
 

@@ -10,13 +10,11 @@ import published
 import pytest
 
 from envace_jax import errors, types
-from envace_jax.envs import (
-  checklist_files,
-  checklist_samples,
-  desk,
-  desk_samples,
-  desk_tasks,
-)
+from envace_jax.envs.checklist import files as checklist_files
+from envace_jax.envs.checklist import samples as checklist_samples
+from envace_jax.envs.desk import environment as desk
+from envace_jax.envs.desk import samples as desk_samples
+from envace_jax.envs.desk import tasks as desk_tasks
 from envace_jax.rewards import checklist, verifiers
 from envace_jax.tasks import records
 from envace_jax.text import template, tokenizer

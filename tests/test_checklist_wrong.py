@@ -7,11 +7,9 @@ import published
 import pytest
 
 from envace_jax import errors
-from envace_jax.envs import (
-  checklist_files,
-  checklist_samples,
-  checklist_schema,
-)
+from envace_jax.envs.checklist import files as checklist_files
+from envace_jax.envs.checklist import samples as checklist_samples
+from envace_jax.envs.checklist import schema as checklist_schema
 
 set_at, in_extra = published.set_at, published.in_extra
 in_item, VARIANTS = published.in_item, published.VARIANTS

@@ -11,17 +11,14 @@ pytest.importorskip('bfcl_eval', reason='bfcl-eval is an optional package')
 import jsonschema
 
 from envace_jax import errors, types
-from envace_jax.envs import (
-  benchmark,
-  bfcl,
-  bfcl_backends,
-  bfcl_calls,
-  bfcl_multi,
-  bfcl_package,
-  bfcl_scores,
-  bfcl_single,
-  recording,
-)
+from envace_jax.envs import benchmark, recording
+from envace_jax.envs.bfcl import backends as bfcl_backends
+from envace_jax.envs.bfcl import benchmark as bfcl
+from envace_jax.envs.bfcl import calls as bfcl_calls
+from envace_jax.envs.bfcl import multi as bfcl_multi
+from envace_jax.envs.bfcl import package as bfcl_package
+from envace_jax.envs.bfcl import scores as bfcl_scores
+from envace_jax.envs.bfcl import single as bfcl_single
 
 SIZES = {
   'simple_python': 400,

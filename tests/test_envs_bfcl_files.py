@@ -8,12 +8,10 @@ import pytest
 pytest.importorskip('bfcl_eval', reason='bfcl-eval is an optional package')
 
 from envace_jax import types
-from envace_jax.envs import (
-  bfcl_file_tasks,
-  bfcl_files,
-  bfcl_multi,
-  bfcl_package,
-)
+from envace_jax.envs.bfcl import file_tasks as bfcl_file_tasks
+from envace_jax.envs.bfcl import files as bfcl_files
+from envace_jax.envs.bfcl import multi as bfcl_multi
+from envace_jax.envs.bfcl import package as bfcl_package
 from envace_jax.rewards import verifiers
 from envace_jax.tasks import records
 

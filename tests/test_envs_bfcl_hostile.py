@@ -5,13 +5,10 @@ import pytest
 pytest.importorskip('bfcl_eval', reason='bfcl-eval is an optional package')
 
 from envace_jax import types
-from envace_jax.envs import (
-  benchmark,
-  bfcl,
-  bfcl_backends,
-  bfcl_calls,
-  recording,
-)
+from envace_jax.envs import benchmark, recording
+from envace_jax.envs.bfcl import backends as bfcl_backends
+from envace_jax.envs.bfcl import benchmark as bfcl
+from envace_jax.envs.bfcl import calls as bfcl_calls
 
 TASK = 'multi_turn_base_0'
 

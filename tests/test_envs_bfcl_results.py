@@ -23,7 +23,10 @@ pytest.importorskip('pandas', reason='the evaluation needs it')
 pytest.importorskip('openai', reason='the evaluation needs it')
 
 from envace_jax import types
-from envace_jax.envs import benchmark, bfcl, bfcl_results, bfcl_scores
+from envace_jax.envs import benchmark
+from envace_jax.envs.bfcl import benchmark as bfcl
+from envace_jax.envs.bfcl import results as bfcl_results
+from envace_jax.envs.bfcl import scores as bfcl_scores
 
 MODEL = 'envace-FC'
 EVALUATE = """

@@ -6,7 +6,8 @@ import jsonschema
 import pytest
 
 from envace_jax import types
-from envace_jax.envs import desk, desk_data
+from envace_jax.envs.desk import data as desk_data
+from envace_jax.envs.desk import environment as desk
 
 ROWS = desk_data.sample_rows(desk.SMALL, 0)
 RETURNS = {

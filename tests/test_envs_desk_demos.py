@@ -8,13 +8,11 @@ import re
 import pytest
 
 from envace_jax import types
-from envace_jax.envs import (
-  desk,
-  desk_data,
-  desk_demos,
-  desk_reflections,
-  desk_tasks,
-)
+from envace_jax.envs.desk import data as desk_data
+from envace_jax.envs.desk import demos as desk_demos
+from envace_jax.envs.desk import environment as desk
+from envace_jax.envs.desk import reflections as desk_reflections
+from envace_jax.envs.desk import tasks as desk_tasks
 from envace_jax.rewards import checklist, verifiers
 from envace_jax.text import notes as notes_text
 from envace_jax.text import reflection, tool_calls

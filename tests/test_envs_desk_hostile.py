@@ -5,7 +5,7 @@ import json
 import pytest
 
 from envace_jax import types
-from envace_jax.envs import desk
+from envace_jax.envs.desk import environment as desk
 
 VALID = {
   'order_id': 'O12',

@@ -7,7 +7,10 @@ import re
 import pytest
 
 from envace_jax import types
-from envace_jax.envs import desk, desk_data, desk_goals, desk_tasks
+from envace_jax.envs.desk import data as desk_data
+from envace_jax.envs.desk import environment as desk
+from envace_jax.envs.desk import goals as desk_goals
+from envace_jax.envs.desk import tasks as desk_tasks
 from envace_jax.rewards import checklist, verifiers
 
 COUNTS = {'train': 600, 'dev': 60, 'test_iid': 120, 'test_ood': 60}

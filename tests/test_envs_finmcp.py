@@ -6,7 +6,9 @@ import math
 import pytest
 
 from envace_jax import errors, types
-from envace_jax.envs import benchmark, finmcp, finmcp_scores
+from envace_jax.envs import benchmark
+from envace_jax.envs.finmcp import benchmark as finmcp
+from envace_jax.envs.finmcp import scores as finmcp_scores
 
 
 def pair(gold, predicted):

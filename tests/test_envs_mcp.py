@@ -11,7 +11,9 @@ import time
 import pytest
 
 from envace_jax import errors, types
-from envace_jax.envs import mcp_environment, mcp_server, mcp_tools
+from envace_jax.envs.mcp import environment as mcp_environment
+from envace_jax.envs.mcp import server as mcp_server
+from envace_jax.envs.mcp import tools as mcp_tools
 
 mcp = pytest.importorskip('mcp', reason="needs pip install 'mcp>=2,<3'")
 if not hasattr(mcp, 'Client'):

@@ -7,7 +7,10 @@ import pytest
 import test_envs_mcp
 
 from envace_jax import errors, types
-from envace_jax.envs import benchmark, mcp_benchmark, mcp_hooks, mcp_tasks
+from envace_jax.envs import benchmark
+from envace_jax.envs.mcp import benchmark as mcp_benchmark
+from envace_jax.envs.mcp import hooks as mcp_hooks
+from envace_jax.envs.mcp import tasks as mcp_tasks
 from envace_jax.rewards import checklist
 
 CHECK = {'id': 'a', 'question': '?', 'check': {'kind': 'replied'}}

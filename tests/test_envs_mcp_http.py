@@ -9,7 +9,8 @@ import time
 import pytest
 import test_envs_mcp
 
-from envace_jax.envs import mcp_environment, mcp_server
+from envace_jax.envs.mcp import environment as mcp_environment
+from envace_jax.envs.mcp import server as mcp_server
 
 
 @contextlib.contextmanager

@@ -9,13 +9,11 @@ import pytest
 import test_envs_mcp
 
 from envace_jax import types
-from envace_jax.envs import (
-  benchmark,
-  mcp_benchmark,
-  mcp_environment,
-  mcp_server,
-  mcp_tools,
-)
+from envace_jax.envs import benchmark
+from envace_jax.envs.mcp import benchmark as mcp_benchmark
+from envace_jax.envs.mcp import environment as mcp_environment
+from envace_jax.envs.mcp import server as mcp_server
+from envace_jax.envs.mcp import tools as mcp_tools
 from envace_jax.rewards import checklist
 
 HERE = 'test_envs_mcp_servers'

@@ -12,16 +12,14 @@ pytest.importorskip(
 )
 
 from envace_jax import errors, types  # noqa: E402
-from envace_jax.envs import (  # noqa: E402
-  benchmark,
-  tau2,
-  tau2_attempts,
-  tau2_baselines,
-  tau2_data,
-  tau2_evaluation,
-  tau2_oracles,
-  tau2_package,
-)
+from envace_jax.envs import benchmark  # noqa: E402
+from envace_jax.envs.tau2 import attempts as tau2_attempts  # noqa: E402
+from envace_jax.envs.tau2 import baselines as tau2_baselines  # noqa: E402
+from envace_jax.envs.tau2 import benchmark as tau2  # noqa: E402
+from envace_jax.envs.tau2 import data as tau2_data  # noqa: E402
+from envace_jax.envs.tau2 import evaluation as tau2_evaluation  # noqa: E402
+from envace_jax.envs.tau2 import oracles as tau2_oracles  # noqa: E402
+from envace_jax.envs.tau2 import package as tau2_package  # noqa: E402
 
 SAMPLED = {
   'telecom_solo': 19,  # every so manieth: 6 of 114

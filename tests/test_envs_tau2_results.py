@@ -9,14 +9,12 @@ pytest.importorskip(
 )
 
 from envace_jax import types  # noqa: E402
-from envace_jax.envs import (  # noqa: E402
-  benchmark,
-  tau2,
-  tau2_data,
-  tau2_metrics,
-  tau2_oracles,
-  tau2_package,
-)
+from envace_jax.envs import benchmark  # noqa: E402
+from envace_jax.envs.tau2 import benchmark as tau2  # noqa: E402
+from envace_jax.envs.tau2 import data as tau2_data  # noqa: E402
+from envace_jax.envs.tau2 import metrics as tau2_metrics  # noqa: E402
+from envace_jax.envs.tau2 import oracles as tau2_oracles  # noqa: E402
+from envace_jax.envs.tau2 import package as tau2_package  # noqa: E402
 
 
 @pytest.fixture(scope='module')

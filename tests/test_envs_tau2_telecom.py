@@ -10,15 +10,12 @@ pytest.importorskip(
 )
 
 from envace_jax import types  # noqa: E402
-from envace_jax.envs import (  # noqa: E402
-  benchmark,
-  recording,
-  tau2,
-  tau2_data,
-  tau2_oracles,
-  tau2_package,
-  tau2_telecom,
-)
+from envace_jax.envs import benchmark, recording  # noqa: E402
+from envace_jax.envs.tau2 import benchmark as tau2  # noqa: E402
+from envace_jax.envs.tau2 import data as tau2_data  # noqa: E402
+from envace_jax.envs.tau2 import oracles as tau2_oracles  # noqa: E402
+from envace_jax.envs.tau2 import package as tau2_package  # noqa: E402
+from envace_jax.envs.tau2 import telecom as tau2_telecom  # noqa: E402
 from envace_jax.rewards import verifiers  # noqa: E402
 
 

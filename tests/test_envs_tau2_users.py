@@ -12,7 +12,9 @@ pytest.importorskip(
 
 from envace_jax import types  # noqa: E402
 from envace_jax.endpoints import attempts  # noqa: E402
-from envace_jax.envs import benchmark, tau2, tau2_users  # noqa: E402
+from envace_jax.envs import benchmark  # noqa: E402
+from envace_jax.envs.tau2 import benchmark as tau2  # noqa: E402
+from envace_jax.envs.tau2 import users as tau2_users  # noqa: E402
 
 
 def calls(name, arguments):

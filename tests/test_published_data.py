@@ -8,7 +8,7 @@ import published
 import pytest
 
 from envace_jax import build, data, errors, export
-from envace_jax.envs import desk
+from envace_jax.envs.desk import environment as desk
 from experiments import quickstart
 
 
