@@ -57,7 +57,8 @@ def compare(paths: Sequence[str | os.PathLike], *, seed: int) -> str:
     )
   by_side = [_by_category(found) for _, found in sides]
   lines = []
-  for category, first in by_side[0].items():
+  # By name: attempts end in any order, and that is the order of a file.
+  for category, first in sorted(by_side[0].items()):
     for i, (measured, _) in enumerate(sides):
       mine = by_side[i].get(category, {})
       both = sorted(set(mine) & set(first))
