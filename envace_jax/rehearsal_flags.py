@@ -1,4 +1,4 @@
-"""Flags of private rehearsal, of a server's own and of what it is measured with.
+"""Flags of private rehearsal, for a server and for a benchmark.
 
 Reading them imports no JAX.
 """
@@ -35,8 +35,8 @@ _TEMPERATURE = flags.DEFINE_float(
 )
 _WRITES = flags.DEFINE_list(
   'rehearsal_writes', None,
-  f'{_FOR}tools that change something; default: as far as the benchmark, or the '
-  "policy's own world, says.",
+  f'{_FOR}tools that change something; default: as far as the benchmark, or '
+  "the policy's own world, says.",
 )  # fmt: skip
 
 
