@@ -13,7 +13,7 @@ import serving
 
 from envace_jax import types
 from envace_jax.rollout import private_rehearsal as rehearsing
-from envace_jax.serving import chat, jobs, private, server
+from envace_jax.serving import chat, engine, jobs, private, server
 
 ASK = {'role': 'user', 'content': 'ab'}
 openai = pytest.importorskip('openai', reason='no openai: nobody to ask')
@@ -21,11 +21,8 @@ httpx = pytest.importorskip('httpx', reason='no httpx: nobody to ask')
 
 
 @pytest.fixture(scope='module')
-def motor():
-  model, params = serving.rehearser()
-  changes = dataclasses.asdict(serving.REHEARSING)
-  with serving.running(model, params, **changes) as motor:
-    yield motor
+def motor(rehearsing):
+  return rehearsing
 
 
 @pytest.fixture(scope='module')
@@ -430,20 +427,18 @@ def test_a_deadline_and_a_full_queue_hold_for_rehearsals(
   assert cost(ask(client, {'attempts': 8, 'max_tokens': 160}))
 
 
-def test_a_shutdown_finishes_rehearsals_and_their_reply(seen):
-  model, params = serving.rehearser()
-  with serving.running(
-    model, params, **dataclasses.asdict(serving.REHEARSING)
-  ) as motor:
-    service = chat.Service(motor, serving.TEMPLATE, deadline_s=60)
-    pending = service.start(
-      [ASK], [serving.TOOL], settings(attempts=4, max_tokens=100)
-    )
-    serving.until(lambda: motor.counts.finished)
-    motor.close()
-    assert pending.done.result(0).rehearsal_tokens
-    with pytest.raises(jobs.Refused, match='shutting down'):
-      service.chat([ASK], [serving.TOOL], settings(attempts=1))
+def test_a_shutdown_finishes_rehearsals_and_their_reply():
+  motor = engine.Engine(*serving.rehearser(), serving.REHEARSING)
+  motor.start()
+  service = chat.Service(motor, serving.TEMPLATE, deadline_s=60)
+  pending = service.start(
+    [ASK], [serving.TOOL], settings(attempts=4, max_tokens=100)
+  )
+  serving.until(lambda: motor.counts.finished)
+  motor.close()
+  assert pending.done.result(0).rehearsal_tokens
+  with pytest.raises(jobs.Refused, match='shutting down'):
+    service.chat([ASK], [serving.TOOL], settings(attempts=1))
 
 
 def test_who_listens_badly_fails_alone(motor):
