@@ -2,6 +2,8 @@
 
 import asyncio
 import collections
+import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import threading
@@ -13,7 +15,7 @@ import serving
 
 from envace_jax import types
 from envace_jax.rollout import private_rehearsal as rehearsing
-from envace_jax.serving import chat, engine, jobs, private, server
+from envace_jax.serving import chat, engine, jobs, pending, private, server
 
 ASK = {'role': 'user', 'content': 'ab'}
 openai = pytest.importorskip('openai', reason='no openai: nobody to ask')
@@ -399,6 +401,20 @@ def test_who_goes_away_frees_rows(url, motor, slow, seen):
   assert all(job.choice >= 1 << 16 for job, _ in seen)
 
 
+def test_nothing_follows_what_is_given_up(motor, seen):
+  """Also where somebody goes between two jobs."""
+  waiting = pending.Pending(motor)
+
+  def then(job, generated):
+    waiting.cancel()
+    waiting.submit([serving.job('b', 1)], then, goes_on=True)
+
+  waiting.submit([serving.job('ab', 1)], then)
+  with pytest.raises(concurrent.futures.CancelledError):
+    waiting.done.result(20)
+  assert len(seen) == 1
+
+
 def test_a_deadline_and_a_full_queue_hold_for_rehearsals(
   client, motor, slow, monkeypatch
 ):
@@ -423,20 +439,37 @@ def test_a_deadline_and_a_full_queue_hold_for_rehearsals(
   with pytest.raises(openai.RateLimitError):
     ask(client, {'attempts': 16, 'max_tokens': 100})
   assert not motor.waiting
-  # What was let in is never one too many: eight go on where four may wait.
-  assert cost(ask(client, {'attempts': 8, 'max_tokens': 160}))
+  # What was let in is never one too many, and goes before who comes later.
+  service = chat.Service(motor, serving.TEMPLATE, deadline_s=60)
+  waiting = service.start(
+    [ASK], [serving.TOOL], settings(n=8, attempts=1, max_tokens=160)
+  )
+  others = []
+  with pytest.raises(jobs.Refused, match='wait already'):
+    while True:
+      motor.submit([serving.job('ab', len(others))])
+      others.append(1)
+  assert waiting.done.result(30).rehearsal_tokens
+  idle(motor)
+  first, second, third = group = [serving.job('ab', seed) for seed in range(3)]
+  with motor._changed:
+    motor.submit([first])
+    motor.submit([second, third], goes_on=True)
+    assert list(motor._waiting) == [second, third, first]
+  for job in group:
+    job.done.result(30)
 
 
 def test_a_shutdown_finishes_rehearsals_and_their_reply():
   motor = engine.Engine(*serving.rehearser(), serving.REHEARSING)
   motor.start()
   service = chat.Service(motor, serving.TEMPLATE, deadline_s=60)
-  pending = service.start(
+  waiting = service.start(
     [ASK], [serving.TOOL], settings(attempts=4, max_tokens=100)
   )
   serving.until(lambda: motor.counts.finished)
   motor.close()
-  assert pending.done.result(0).rehearsal_tokens
+  assert waiting.done.result(0).rehearsal_tokens
   with pytest.raises(jobs.Refused, match='shutting down'):
     service.chat([ASK], [serving.TOOL], settings(attempts=1))
 
@@ -467,7 +500,7 @@ def test_who_goes_before_the_first_event_is_given_up(motor, slow):
     'model': serving.MODEL, 'messages': [ASK], 'stream': True, 'n': 8,
     'tools': [serving.TOOL], 'rehearsal': {'attempts': 4},
   })  # fmt: skip
-  for version in ('2.3', '2.4'):
+  for version, breaks in (('2.3', False), ('2.4', False), ('2.4', True)):
     before = motor.counts.cancelled
     heard = iter([{'type': 'http.request', 'body': body.encode()}])
     scope = {
@@ -476,14 +509,21 @@ def test_who_goes_before_the_first_event_is_given_up(motor, slow):
       'asgi': {'version': '3.0', 'spec_version': version},
     }  # fmt: skip
 
-    async def receive(heard=heard):
-      return next(heard, {'type': 'http.disconnect'})
+    async def receive(heard=heard, breaks=breaks):
+      if (message := next(heard, None)) is not None:
+        return message
+      if breaks:  # nobody says so, but nothing can be sent
+        await asyncio.sleep(60)
+      return {'type': 'http.disconnect'}
 
-    async def send(message):
+    async def send(message, breaks=breaks):
       del message
       await asyncio.sleep(0)
+      if breaks:
+        raise OSError('the connection is gone')
 
-    asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))
+    with contextlib.suppress(Exception):
+      asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))
     serving.until(lambda b=before: motor.counts.cancelled > b, 10)
     idle(motor)
 
