@@ -139,6 +139,10 @@ def open_policy(
   options: Options, measured: benchmark.Benchmark
 ) -> policies.Policy:
   """Whoever is measured."""
+  if options.rehearsal.attempts and options.policy in ('oracle', 'noop'):
+    raise errors.UserError(
+      f'{options.policy} does not rehearse; leave out --rehearsals'
+    )
   if options.policy == 'oracle':
     return policies.Oracle(measured)
   if options.policy == 'noop':

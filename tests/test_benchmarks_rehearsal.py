@@ -10,7 +10,7 @@ import test_benchmarks_endpoint
 from envace_jax import measure, policy_service, run_policy
 from envace_jax.benchmarks import comparison, endpoint, run, writes
 from envace_jax.endpoints import attempts, client
-from envace_jax.serving import chat, private
+from envace_jax.serving import chat, engine, private
 
 model = test_benchmarks_endpoint.model  # a server that knows no rehearsal
 CAP = 2
@@ -115,7 +115,7 @@ def test_rehearsals_cost_tokens_and_no_calls(tmp_path, runs, served):
   ]
   assert [row[7] == '0.0' for row in rows] == [True, False] * 2
   assert '"attempts": 3' in rows[1][1] and 'rehearsal' not in rows[0][1]
-  assert float(rows[1][5]) <= CAP
+  assert float(rows[1][5]) <= CAP and 'conversation' not in rows[1][1]
   named = rows[1][1]
   for part in ('"max_tokens": 60', '"mode": "parallel"', '"max_notes": 4'):
     assert part in named  # a results' file of other rehearsals is another's
@@ -131,6 +131,20 @@ def test_a_server_that_only_ignores_them_is_errored(model, tmp_path):
     assert 'writes' not in asked  # the server knows them, or nobody does
   finally:
     policy.close()
+
+
+def test_a_server_that_rehearses_unasked_is_errored(tmp_path):
+  """The arm without rehearsals has none, or is not measured."""
+  pytest.importorskip('openai', reason='asks the endpoint')
+  own = engine.Engine(*serving.rehearser(), serving.REHEARSING)
+  own.start()
+  with serving.listening(own, rehearsal=ASKED) as (url, _):
+    policy = at(f'{url}/v1', private.Settings())
+    try:
+      found = measured(tmp_path, policy)
+    finally:
+      policy.close()
+  assert {one.error for one in found} == {'policy: unasked_rehearsal'}
 
 
 def test_an_attempt_without_tools_is_not_rehearsed(tmp_path, runs, served):

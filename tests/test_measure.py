@@ -9,7 +9,7 @@ import serving
 from envace_jax import errors, measure, policy_service, run_policy
 from envace_jax.benchmarks import baselines, run
 from envace_jax.envs import recording
-from envace_jax.serving import chat
+from envace_jax.serving import chat, private
 from envace_jax.tasks import dataset
 
 pytest.importorskip('tau2', reason='needs constraints/benchmarks.txt')
@@ -140,6 +140,7 @@ def test_a_runs_policy_speaks_and_falls_silent_when_its_row_is_full(policy):
   [
     ({'benchmark': 'agents'}, 'neither bfcl, tau2, finmcp:FILE nor'),
     ({'policy': 'runs/none'}, 'no config.json'),
+    ({'rehearsal': private.Settings(attempts=1)}, 'does not rehearse'),
     ({'policy': 'http://127.0.0.1:1/v1'}, 'give --model'),
     ({'benchmark': 'mine.jsonl'}, 'needs --server'),
     ({'benchmark': 'finmcp:none.json'}, 'none.json'),

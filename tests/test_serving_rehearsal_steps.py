@@ -1,16 +1,19 @@
 """One rehearsal, step by step: what is asked next, and what it leaves."""
 
 import dataclasses
+import types as types_of
 
 import numpy as np
 import pretrained
 import pytest
 import serving
 
-from envace_jax import types
+from envace_jax import policy_service, types
+from envace_jax.model import per_role
 from envace_jax.serving import conversations, jobs, private, rehearsal
 from envace_jax.text import chat_format, fast_tokenizer, reflection, tool_calls
 from envace_jax.text import template as templates
+from experiments import base
 
 ACT, REHEARSE = types.Role.ACT, types.Role.REHEARSE
 GO = tool_calls.render_call(types.ToolCall(name='go', arguments={'to': 1}))
@@ -183,3 +186,28 @@ def test_notes_are_kept_within_bounds(monkeypatch):
 def test_settings_out_of_range(wrong):
   with pytest.raises(ValueError, match='rehearsal'):
     private.Settings(**wrong)
+
+
+def test_a_run_rehearses_as_it_was_trained():
+  """Joint views in one row, split views in two; two networks not at all."""
+  setup = types_of.SimpleNamespace(
+    config=base.get_config(),
+    data=types_of.SimpleNamespace(
+      words=types_of.SimpleNamespace(
+        tokenizer=serving.TOKENIZER, row_format=serving.TEMPLATE.format
+      ),
+      is_write=lambda name: name == 'go',
+    ),
+  )
+  joint = policy_service._ability(setup, {})
+  assert not joint.refusal and joint.own_row is None
+  assert joint.is_write('go') and not joint.is_write('stay')
+  setup.config.rollout.view = 'split'
+  setup.config.prompt.rehearse.tools = 'names'
+  setup.config.prompt.rehearse.instructions = 'answer'
+  split = policy_service._ability(setup, {})
+  prompt = split.own_row.template.prompt('ab', '', [serving.TOOL], 's')[0]
+  assert '<|tools|>go<|end|>' in serving.TEMPLATE.literal(prompt)
+  assert split.own_row.instructions == 'answer' and not split.refusal
+  apart = policy_service._ability(setup, per_role.PerRole(act={}, rehearse={}))
+  assert 'network of its own' in apart.refusal

@@ -7,7 +7,9 @@ the trial and the number of the step, so that a rerun asks the same.
 
 A server that rehearses privately (`envace serve`) is asked to by an extension
 field, and says in every reply what that cost. One that does not say has not
-rehearsed, whatever it ignored: the attempt is errored, as `no_rehearsal`.
+rehearsed, whatever it ignored: the attempt is errored, as `no_rehearsal`. So it
+is where a server rehearses by itself and was not asked to, as
+`unasked_rehearsal`: the policy that is named did not do that.
 """
 
 from collections.abc import Sequence
@@ -105,6 +107,8 @@ class _Speaker:
       raise policies.PolicyFailed(outcome.error)
     if rehearses and said[-1] is None:
       raise policies.PolicyFailed('no_rehearsal')
+    if said[-1] and not rehearses:
+      raise policies.PolicyFailed('unasked_rehearsal')
     tokens_in, tokens_out, rehearsed = map(sum, zip(*spent, strict=True))
     return policies.Answer(
       reply=outcome.value,

@@ -69,7 +69,8 @@ class Settings:
       return {}
     fields = dataclasses.asdict(self)
     fields |= {'mode': self.mode.value, 'memory': self.memory.value}
-    return {name: value for name, value in fields.items() if value is not None}
+    absent = (None, '')
+    return {name: v for name, v in fields.items() if v not in absent}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
