@@ -5,6 +5,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import http.client
 import json
 import threading
 import time
@@ -380,25 +381,43 @@ def idle(motor):
   serving.until(lambda: not motor.running and not motor.waiting, 10)
 
 
-def test_who_goes_away_frees_rows(url, motor, slow, seen):
+@pytest.fixture
+def held(motor, monkeypatch):
+  """Holds the device once a condition is true: nothing is said after that."""
+  real, now = motor._decode, [lambda: True]
+  monkeypatch.setattr(
+    motor, '_decode', lambda: time.sleep(0.01) if now[0]() else real()
+  )
+  return lambda condition: now.__setitem__(0, condition)
+
+
+def test_who_goes_away_frees_rows(url, motor, held, seen):
+  """In the midst of the second rehearsal, which then cannot end by itself."""
   body = {
     'model': serving.MODEL, 'messages': [ASK], 'tools': [serving.TOOL],
     'rehearsal': {'attempts': 16, 'mode': 'sequential', 'max_tokens': 10000},
+    'seed': 2,
   }  # fmt: skip
-  headers = {'Authorization': f'Bearer {serving.KEY}'}
-  address, before = url + '/v1/chat/completions', motor.counts.cancelled
+  second = lambda: any(job.choice == (1 << 16) + 1 for job, _ in seen)
+  held(second)
   for stream in (False, True):
-    with pytest.raises(httpx.ReadTimeout):
-      httpx.post(
-        address, json=body | {'stream': stream}, headers=headers, timeout=0.3
-      ).read()
-    serving.until(lambda b=before: motor.counts.cancelled > b)
+    seen.clear()
     before = motor.counts.cancelled
+    connection = http.client.HTTPConnection(url.removeprefix('http://'))
+    connection.request(
+      'POST',
+      '/v1/chat/completions',
+      body=json.dumps(body | {'stream': stream}),
+      headers={'Authorization': f'Bearer {serving.KEY}'},
+    )
+    serving.until(second)
+    connection.close()
+    serving.until(lambda b=before: motor.counts.cancelled > b, 10)
     idle(motor)
     made = len(seen)
     time.sleep(0.1)
     assert len(seen) == made  # nothing follows
-  assert all(job.choice >= 1 << 16 for job, _ in seen)
+    assert all(job.choice >= 1 << 16 for job, _ in seen)
 
 
 def test_nothing_follows_what_is_given_up(motor, seen):
@@ -490,8 +509,9 @@ def test_who_listens_badly_fails_alone(motor):
   idle(motor)
 
 
-def test_who_goes_before_the_first_event_is_given_up(motor, slow):
+def test_who_goes_before_the_first_event_is_given_up(motor, held):
   """The application alone: the response begins, and nobody is there."""
+  held(lambda: True)
   service = chat.Service(motor, serving.TEMPLATE, deadline_s=60)
   app = server.app(
     service, serving.TOKENIZER, server.Options(model=serving.MODEL)

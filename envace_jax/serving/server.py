@@ -270,6 +270,8 @@ async def _wait(request, group) -> list[completion.Completion]:
   finally:
     gone.cancel()
     wanted.cancel()
+    # Else it is logged that nobody looked at what was given up.
+    wanted.add_done_callback(lambda over: over.cancelled() or over.exception())
     for pending in group:
       if not pending.done.done():
         pending.cancel()
