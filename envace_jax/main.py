@@ -24,7 +24,7 @@ import sys
 from absl import flags, logging
 from ml_collections import config_flags
 
-from envace_jax import errors, measure_flags
+from envace_jax import errors, measure_flags, rehearsal_flags
 
 _PACKAGE = str(pathlib.Path(__file__).parent)
 COMMANDS = (
@@ -190,6 +190,7 @@ def _run(command: str) -> int:
         api_key_env=_API_KEY_ENV.value,
         tools=_SHOWN_TOOLS.value,
         context=_CONTEXT.value,
+        rehearsal=rehearsal_flags.settings(),
       )
     from envace_jax import commands
 
@@ -219,6 +220,7 @@ def _serve() -> int:
       queue=_QUEUE.value,
       deadline_s=_DEADLINE.value,
       tools=_SHOWN_TOOLS.value,
+      rehearsal=rehearsal_flags.settings(),
     ),
     host=_HOST.value,
     port=_PORT.value,

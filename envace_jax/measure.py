@@ -15,7 +15,7 @@ one's own that is given every text first; results.jsonl and native/ are not
 redacted, they are what was measured.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import importlib
 import json
@@ -26,15 +26,18 @@ import sys
 
 from envace_jax import errors, policy_service, run_policy
 from envace_jax.benchmarks import (
+  baselines,
   endpoint,
   policies,
   results,
   run,
   table,
+  writes,
 )
 from envace_jax.endpoints import attempts, client
 from envace_jax.envs import benchmark, recording
 from envace_jax.rewards import checklist
+from envace_jax.serving import private
 from envace_jax.tasks import dataset, records
 
 # A model on a slow machine may take minutes for a reply.
@@ -58,6 +61,8 @@ class Options:
   temperature: float = 0.0
   max_tokens: int = 1024  # of one reply
   seed: int = 0
+  # Private rehearsals before the first reply of an attempt; they make no calls.
+  rehearsal: private.Settings = private.Settings()
   tools: str = ''  # how a run's prompts show tools; '' is as in training
   context: int = 0  # tokens of a run's rows; 0 is as in training
   split: str = 'base'  # of tau2's tasks
@@ -75,6 +80,11 @@ def measure(options: Options) -> int:
   """
   measured = open_benchmark(options)
   tasks = run.select(measured, options.categories, options.task_ids)
+  rehearsal = options.rehearsal
+  if rehearsal.attempts and rehearsal.writes is None:
+    found = writes.of(options.benchmark, tuple(tasks))
+    rehearsal = dataclasses.replace(rehearsal, writes=found)
+    options = dataclasses.replace(options, rehearsal=rehearsal)
   if options.limit:
     tasks = {name: ids[: options.limit] for name, ids in tasks.items()}
   out = pathlib.Path(options.out)
@@ -129,6 +139,10 @@ def open_policy(
   options: Options, measured: benchmark.Benchmark
 ) -> policies.Policy:
   """Whoever is measured."""
+  if options.rehearsal.attempts and options.policy in ('oracle', 'noop'):
+    raise errors.UserError(
+      f'{options.policy} does not rehearse; leave out --rehearsals'
+    )
   if options.policy == 'oracle':
     return policies.Oracle(measured)
   if options.policy == 'noop':
@@ -148,6 +162,7 @@ def open_policy(
         temperature=options.temperature,
         max_tokens=options.max_tokens,
         seed=options.seed,
+        rehearsal=options.rehearsal.as_request(),
       ),
       _RETRIES,
     )
@@ -158,7 +173,7 @@ def open_policy(
     )
   service = policy_service.Options(
     rows=options.settings.workers,
-    queue=options.settings.workers,
+    queue=options.settings.workers * max(1, options.rehearsal.attempts),
     context=options.context,
     tools=options.tools,
     deadline_s=_RETRIES.deadline_s,
@@ -170,6 +185,7 @@ def open_policy(
       temperature=options.temperature,
       max_tokens=options.max_tokens,
       seed=options.seed,
+      rehearsal=options.rehearsal,
     ),
   )
 
@@ -253,54 +269,10 @@ def _baselines(
   measured: benchmark.Benchmark,
   tasks: Mapping[str, Sequence[str]],
 ) -> Iterator[str]:
-  """A line for each who does not think: the share of the tasks it solves."""
-  if options.policy in ('oracle', 'noop'):
-    return
-  shares: dict[str, list[str]] = {}
-  for category, ids in tasks.items():
-    for name, script in _scripts(options, category).items():
-      played = [_play(measured, task_id, script) for task_id in ids]
-      solved = [one for one in played if one is not None]
-      share = f'{sum(solved) / len(solved):.3f}' if solved else '-'
-      if errored := len(played) - len(solved):
-        share += f' ({errored} errored)'
-      shares.setdefault(name, []).append(f'{category} {share}')
-  yield ''
-  for name, said in shares.items():
-    yield f'baseline {name}: {", ".join(said)}'
-
-
-def _scripts(
-  options: Options, category: str
-) -> Mapping[str, Callable[[benchmark.Attempt], None]]:
-  if options.benchmark == 'tau2':
-    from envace_jax.envs.tau2 import baselines as tau2_baselines
-
-    return tau2_baselines.scripts(category)
-  return {'nothing': _say_nothing}
-
-
-def _say_nothing(attempt: benchmark.Attempt) -> None:
-  nothing = benchmark.Reply(text='')
-  while attempt.respond(nothing):
-    pass
-
-
-def _play(
-  measured: benchmark.Benchmark,
-  task_id: str,
-  script: Callable[[benchmark.Attempt], None],
-) -> bool | None:
-  """Whether a script solves a task; None: the benchmark broke down."""
-  try:
-    attempt = measured.open(task_id)
-    try:
-      script(attempt)
-      return attempt.score().success
-    finally:
-      attempt.close()
-  except benchmark.AttemptFailed:
-    return None
+  """What whoever does not think solves, beside a policy that may."""
+  if options.policy not in ('oracle', 'noop'):
+    yield ''
+    yield from baselines.lines(options.benchmark, measured, tasks)
 
 
 def _store(out: pathlib.Path, found: Iterable[results.Result]) -> None:

@@ -38,6 +38,10 @@ _MAX_STEPS = flags.DEFINE_integer(
   'max_steps', 200, 'evaluate --benchmark: replies in an attempt.',
   lower_bound=1,
 )  # fmt: skip
+_MAX_CALLS = flags.DEFINE_integer(
+  'max_calls', None, 'evaluate --benchmark: real calls in an attempt; default: '
+  'no cap.', lower_bound=0,
+)  # fmt: skip
 _RETRY = flags.DEFINE_bool(
   'retry_errored', False, 'evaluate --benchmark: make errored attempts again.'
 )
@@ -88,7 +92,9 @@ def is_wanted() -> bool:
   return _BENCHMARK.value is not None
 
 
-def measure(out: str, *, api_key_env: str, tools: str, context: int) -> int:
+def measure(
+  out: str, *, api_key_env: str, tools: str, context: int, rehearsal
+) -> int:
   """Measures what the flags say; the arguments are flags of `main`.
 
   Raises:
@@ -104,6 +110,7 @@ def measure(out: str, *, api_key_env: str, tools: str, context: int) -> int:
   settings = run.Settings(
     trials=_TRIALS.value,
     max_steps=_MAX_STEPS.value,
+    max_calls=_MAX_CALLS.value,
     workers=_WORKERS.value,
     retry_errored=_RETRY.value,
     demonstrations=_RECORD.value,
@@ -123,6 +130,7 @@ def measure(out: str, *, api_key_env: str, tools: str, context: int) -> int:
       temperature=_TEMPERATURE.value,
       max_tokens=_MAX_TOKENS.value,
       seed=_SEED.value,
+      rehearsal=rehearsal,
       tools=tools,
       context=context,
       split=_TASK_SPLIT.value,

@@ -7,7 +7,7 @@ from absl import logging
 
 from envace_jax import build, errors, restore, types, workdirs
 from envace_jax.model import per_role, transformer
-from envace_jax.serving import capacities, chat, engine
+from envace_jax.serving import capacities, chat, engine, private, rehearsal
 from envace_jax.text import formats
 from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers
@@ -23,6 +23,8 @@ class Options:
   queue: int = 64  # answers that may wait for a row
   deadline_s: float = 600.0
   tools: str = ''  # what prompts say of the tools; '': prompt.tools
+  # Of conversations with tools whose requests say nothing of it.
+  rehearsal: private.Settings = private.Settings()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,10 +51,14 @@ def open_run(workdir: str, options: Options) -> Opened:
   tools = options.tools or config.prompt.tools
   template = _template(setup, tools)
   context = options.context or config.rollout.max_row_tokens
+  network = setup.network(trained)
+  ability = _ability(setup, network)
+  if options.rehearsal.attempts and ability.refusal:
+    raise errors.UserError(f'{workdir}: {ability.refusal}')
   try:
     motor = engine.Engine(
       _model(setup, context),
-      per_role.of(setup.network(trained), types.Role.ACT),
+      per_role.of(network, types.Role.ACT),
       capacities.fitting(
         rows=options.rows, context=context, queue=options.queue
       ),
@@ -63,7 +69,13 @@ def open_run(workdir: str, options: Options) -> Opened:
   logging.info('%s step %d, %d programs compiled', phase, step, compiled)
   motor.start()
   return Opened(
-    service=chat.Service(motor, template, deadline_s=options.deadline_s),
+    service=chat.Service(
+      motor,
+      template,
+      deadline_s=options.deadline_s,
+      ability=ability,
+      rehearsal=options.rehearsal,
+    ),
     tokenizer=setup.data.words.tokenizer,
     phase=phase,
     step=step,
@@ -79,6 +91,24 @@ def _template(setup: build.Setup, tools: str) -> templates.Template:
     tools,
     parallel=formats.Joint.AGAIN in words.row_format.joints,
     row_format=words.row_format,
+  )
+
+
+def _ability(setup: build.Setup, network: build.Network) -> private.Ability:
+  """How this run's policy rehearses."""
+  own_row, prompt = None, setup.config.prompt.rehearse
+  if setup.config.rollout.view == 'split':
+    own_row = rehearsal.OwnRow(
+      template=_template(setup, prompt.tools), instructions=prompt.instructions
+    )
+  refusal = ''
+  if isinstance(network, per_role.PerRole):
+    refusal = (
+      'its REHEARSE is a network of its own, and one is served; rehearse with '
+      'a run that has rl.share_roles=True, or ask for 0 rehearsals'
+    )
+  return private.Ability(
+    refusal=refusal, own_row=own_row, is_write=setup.data.is_write
   )
 
 

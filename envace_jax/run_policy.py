@@ -6,7 +6,7 @@ import dataclasses
 from envace_jax import policy_service, types
 from envace_jax.benchmarks import endpoint, policies
 from envace_jax.envs import benchmark
-from envace_jax.serving import chat, jobs
+from envace_jax.serving import chat, jobs, private
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,6 +17,7 @@ class Options:
   temperature: float
   max_tokens: int  # of one reply
   seed: int
+  rehearsal: private.Settings = private.Settings()
 
 
 class RunPolicy:
@@ -24,12 +25,16 @@ class RunPolicy:
 
   def __init__(self, workdir: str, options: Options):
     """Restores and compiles; raises UserError."""
-    opened = policy_service.open_run(workdir, options.service)
+    opened = policy_service.open_run(
+      workdir,
+      dataclasses.replace(options.service, rehearsal=options.rehearsal),
+    )
     self._service, self._options = opened.service, options
     self.name = (
       f'{workdir} ({opened.phase} step {opened.step}), temperature '
       f'{options.temperature:g}, {options.max_tokens} tokens, seed '
       f'{options.seed}, tools in prompts: {opened.tools}'
+      f'{policies.rehearsals(options.rehearsal.as_request())}'
     )
 
   def begin(self, task_id: str, trial: int) -> policies.Speaker:
@@ -56,9 +61,14 @@ class _Speaker:
       seed=endpoint.request_seed(self._key, self._step),
     )
     self._step += 1
+    # Without tools there is nothing to rehearse.
+    attempts = self._options.rehearsal.attempts if tools else 0
+    rehearsal = dataclasses.replace(
+      self._options.rehearsal, attempts=attempts, conversation=self._key
+    )
     try:
       completion = self._service.chat(
-        messages, tools, chat.Settings(sampling=sampling)
+        messages, tools, chat.Settings(sampling=sampling, rehearsal=rehearsal)
       )
     except jobs.Refused as refusal:
       if refusal.code == 'context_length_exceeded':
@@ -70,5 +80,6 @@ class _Speaker:
       # A malformed call is content as well, so that it is said again as it was.
       reply=benchmark.Reply(text=said.content, calls=calls),
       tokens_in=len(completion.prompt_ids),
-      tokens_out=completion.completion_tokens,
+      tokens_out=completion.completion_tokens - completion.rehearsal_tokens,
+      rehearsal_tokens=completion.rehearsal_tokens,
     )

@@ -12,10 +12,12 @@ jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+import serving  # noqa: E402
 import talkative  # noqa: E402
 
 from envace_jax.model import config as config_lib  # noqa: E402
 from envace_jax.model import transformer  # noqa: E402
+from envace_jax.serving import engine  # noqa: E402
 
 TINY = config_lib.TransformerConfig(
   vocab_size=64,
@@ -106,3 +108,12 @@ def draw_thin_model():
 def policy():
   """(model, params) that call tools, answer and stop, by chance."""
   return talkative.policy()
+
+
+@pytest.fixture(scope='module')
+def rehearsing():
+  """An engine whose policy answers itself; it compiles what it is asked for."""
+  motor = engine.Engine(*serving.rehearser(), serving.REHEARSING)
+  motor.start()
+  yield motor
+  motor.close(drain=False)

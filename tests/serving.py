@@ -13,7 +13,7 @@ import talkative
 from envace_jax import types
 from envace_jax.model import transformer
 from envace_jax.sampling import scripted
-from envace_jax.serving import capacities, chat, engine, jobs, server
+from envace_jax.serving import capacities, chat, engine, jobs, private, server
 from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers
 
@@ -24,10 +24,19 @@ class Tokenizer(tokenizers.ByteTokenizer):
   """Bytes, one of which no UTF-8 has: it spells the end of a call."""
 
   ENDS_CALL = 255
+  # What a policy that rehearses says in one token each: no text encodes so.
+  SPELT = {
+    254: b'{"name": "go", "arguments": {"to": 1}}',
+    253: b'{"name": "go", "arguments": {"to": 2}}',
+    252: b'{"n": 1}',
+    251: b'{"n": 2}',
+  }
 
   def __init__(self):
     super().__init__()
     self._bytes_of[len(self.control) + self.ENDS_CALL] = b'{}}'
+    for byte, text in self.SPELT.items():
+      self._bytes_of[len(self.control) + byte] = text
 
 
 TOKENIZER = Tokenizer()
@@ -37,6 +46,7 @@ CAPACITY = capacities.Capacity(
   rows=4, context=120, queue=64, sizes=(4,), widths=(16,), ladder=(120,),
   chunk=4,
 )  # fmt: skip
+REHEARSING = dataclasses.replace(CAPACITY, context=240, ladder=(240,))
 TOOL = {
   'type': 'function',
   'function': {'name': 'go', 'parameters': {'type': 'object'}},
@@ -58,6 +68,31 @@ def follower():
     control['</tool_call>']: control['<|end|>'],
   }
   return model, scripted.params(model, successor)
+
+
+def rehearser():
+  """(model, params) that call 'go', answer themselves, and say 'hi' some time.
+
+  What comes next depends on the last token, and by chance.
+  """
+  control = TOKENIZER.control
+  h, i = TOKENIZER.encode('hi')
+  one, two, low, high = (len(control) + byte for byte in Tokenizer.SPELT)
+  chain = {
+    control['<|act|>']: {control['<tool_call>']: 0.6, h: 0.4},
+    control['<tool_call>']: {one: 0.6, two: 0.4},
+    one: {control['</tool_call>']: 1.0},
+    two: {control['</tool_call>']: 1.0},
+    control['</tool_call>']: {control['<|end|>']: 1.0},
+    control['<|rehearse|>']: {control['<tool_response>']: 1.0},
+    control['<tool_response>']: {low: 0.6, high: 0.4},
+    low: {control['</tool_response>']: 1.0},
+    high: {control['</tool_response>']: 1.0},
+    control['</tool_response>']: {control['<|end|>']: 1.0},
+    h: {i: 1.0},
+    i: {control['<|end|>']: 1.0},
+  }
+  return talkative.policy(chain, max_len=REHEARSING.context, unlikely=-14)
 
 
 def job(text, seed, *, choice=0, leader=None, **sampling):
@@ -85,11 +120,19 @@ def running(model: transformer.Transformer, params, **changes):
 
 
 @contextlib.contextmanager
-def listening(motor: engine.Engine, *, key: str = KEY, deadline_s=60.0):
+def listening(
+  motor: engine.Engine,
+  *,
+  key: str = KEY,
+  deadline_s=60.0,
+  rehearsal: private.Settings = private.Settings(),  # noqa: B008 (it is frozen)
+):
   """(base URL, uvicorn server) of a server on a free port."""
   uvicorn = pytest.importorskip('uvicorn', reason='no uvicorn: no server')
   pytest.importorskip('fastapi', reason='no FastAPI: no server')
-  service = chat.Service(motor, TEMPLATE, deadline_s=deadline_s)
+  service = chat.Service(
+    motor, TEMPLATE, deadline_s=deadline_s, rehearsal=rehearsal
+  )
   app = server.app(
     service,
     TOKENIZER,

@@ -39,8 +39,8 @@ CHAIN = {
 }
 
 
-def policy():
-  """CHAIN in the embeddings, disturbed by small residual branches.
+def policy(chain=CHAIN, *, max_len=128, unlikely=-8):
+  """A chain in the embeddings, disturbed by small residual branches.
 
   The disturbance is what makes the tests see a wrong cache.
   """
@@ -52,19 +52,21 @@ def policy():
     num_kv_heads=2,
     head_dim=8,
     d_ff=64,
-    max_len=128,
+    max_len=max_len,
     tie_embeddings=False,
   )
   model = transformer.Transformer(config)
   params = transformer.init_params(model, jax.random.key(1))
   embedding = 0.1 * np.array(params['embedding'])
   unembedding = np.full(params['unembedding'].shape, -1.0, np.float32)
-  for i, (token, following) in enumerate(CHAIN.items()):
+  for i, (token, following) in enumerate(chain.items()):
     embedding[token, i] = 12.0  # normalised to about sqrt(32) = 5.7
-    unembedding[i] = -8 / 5.7
+    unembedding[i] = unlikely / 5.7
     for after, probability in following.items():
       unembedding[i, after] = np.log(probability) / 5.7
-  unembedding[len(CHAIN) :] = 0.1 * np.array(params['unembedding'])[5:]
+  unembedding[len(chain) :] = (
+    0.1 * np.array(params['unembedding'])[len(chain) :]
+  )
   asarray = jax.numpy.asarray
   return model, {
     **params,

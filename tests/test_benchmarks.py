@@ -187,6 +187,20 @@ test_benchmarks.measured(
 """
 
 
+@pytest.mark.parametrize('cap, made', [(0, 0), (1, 1), (2, 2), (None, 2)])
+def test_a_cap_on_calls_ends_an_attempt_before_the_call(tmp_path, cap, made):
+  """It is a prefix of the attempt without a cap."""
+  whole = Counting()
+  found = measured(tmp_path / 'f', whole, Two(), max_calls=cap)
+  assert {result.calls for result in found} == {made}
+  assert [result.parts['count'] for result in found] == [made] * 8
+  assert {result.capped for result in found} == {made < 2}
+  by_id = {result.task_id: result.success for result in found}
+  assert by_id['n2'] == (made == 2) and by_id['n1'] == (made == 1)
+  with pytest.raises(errors.UserError, match='max_calls=-1'):
+    run.Settings(max_calls=-1)
+
+
 def test_a_killed_run_is_resumed_and_what_is_done_is_not_done_again(tmp_path):
   path = tmp_path / 'results.jsonl'
   here = pathlib.Path(__file__).parent
@@ -316,11 +330,14 @@ def test_policies_are_compared_on_the_tasks_that_both_were_judged_on(tmp_path):
   assert rows[0][3].startswith('0.333') and rows[0][4] == ''
   assert rows[1][3].startswith('1.000') and rows[1][4].startswith('0.667')
   assert rows[3][4].startswith('1.000')
+  assert rows[0][5:] == ['2.0', '0.0', '0.0'] and rows[3][5] == '5.5'
+  measured(tmp_path / 'e' / 'results.jsonl', whole, Two(), max_calls=2)
   other = Counting()
   other.version = '2'
   measured(tmp_path / 'c' / 'results.jsonl', other, Two())
   for paths, why in (
     (['a', 'c'], 'different tests'),
+    (['a', 'e'], 'not at equal real calls'),
     (['a', 'd'], 'cannot be read as results'),
     (['a'], 'two files'),
   ):

@@ -48,7 +48,7 @@ LAYERS = (
     'serve',
     'serving_bench',
   ),
-  ('measure_flags',),
+  ('measure_flags', 'rehearsal_flags'),
   ('main',),
 )
 # Needs less than its layer allows.
@@ -60,6 +60,7 @@ NARROWER = {
   'endpoints': {'types', 'errors'},  # a network, whoever asks it
   'worlds': BASE | {'text', 'model', 'tasks', 'endpoints', 'sampling', 'envs'},
   'measure_flags': {'errors', 'benchmarks', 'measure'},
+  'rehearsal_flags': {'errors', 'rollout', 'serving'},
   # Messages in, verdicts out: who answers is asked over a seam.
   'benchmarks': BASE | {'text', 'tasks', 'endpoints', 'envs', 'evaluation'},
   # How episodes are made knows nothing of what they are worth.

@@ -1,6 +1,5 @@
 """One command for every benchmark and policy, and the files it leaves."""
 
-import dataclasses
 import json
 import re
 
@@ -8,9 +7,9 @@ import pytest
 import serving
 
 from envace_jax import errors, measure, policy_service, run_policy
-from envace_jax.benchmarks import run
+from envace_jax.benchmarks import baselines, run
 from envace_jax.envs import recording
-from envace_jax.serving import chat
+from envace_jax.serving import chat, private
 from envace_jax.tasks import dataset
 
 pytest.importorskip('tau2', reason='needs constraints/benchmarks.txt')
@@ -62,13 +61,12 @@ def test_groups_and_baselines_in_the_benchmarks_terms(tmp_path, capsys):
   said = capsys.readouterr().out
   assert 'irrelevance 1.0000' in said and 'non_live' not in said
   assert 'baseline' not in said
-  found = measure._baselines(
-    dataclasses.replace(kept, policy='run'),
+  found = baselines.lines(
+    'bfcl',
     measure.open_benchmark(kept),
     {'irrelevance': ['irrelevance_0'], 'simple_python': ['simple_python_0']},
   )
   assert list(found) == [
-    '',
     'baseline nothing: irrelevance 1.000, simple_python 0.000',
   ]
 
@@ -142,6 +140,7 @@ def test_a_runs_policy_speaks_and_falls_silent_when_its_row_is_full(policy):
   [
     ({'benchmark': 'agents'}, 'neither bfcl, tau2, finmcp:FILE nor'),
     ({'policy': 'runs/none'}, 'no config.json'),
+    ({'rehearsal': private.Settings(attempts=1)}, 'does not rehearse'),
     ({'policy': 'http://127.0.0.1:1/v1'}, 'give --model'),
     ({'benchmark': 'mine.jsonl'}, 'needs --server'),
     ({'benchmark': 'finmcp:none.json'}, 'none.json'),

@@ -144,13 +144,13 @@ def test_a_full_queue_refuses_all_of_a_group(motor):
 
 
 def test_a_failure_is_not_the_next_ones(motor):
-  def fail(tokens):
-    raise RuntimeError('a listener broke')
+  def fail(*_, **__):
+    raise RuntimeError('no device')
 
-  broken = serving.job('ab', 1)
-  broken.listen = fail
-  with pytest.raises(jobs.Refused) as refused:
-    answer(motor, broken)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(motor._rows, 'decode', fail)
+    with pytest.raises(jobs.Refused) as refused:
+      answer(motor, serving.job('ab', 1))
   assert refused.value.status == 500
   expected = answer(motor, serving.job('ab', 2))[0]
   assert serving.same(
@@ -163,13 +163,12 @@ def test_a_failure_is_not_the_next_ones(motor):
   'ignore::pytest.PytestUnhandledThreadExceptionWarning'
 )
 def test_nobody_waits_for_an_engine_that_is_gone(policy, monkeypatch):
-  def fail(*_):
+  def fail(*_, **__):
     raise RuntimeError('no device')
 
   with serving.running(*policy) as motor:
     broken = [serving.job('ab', i) for i in range(motor.capacity.rows + 2)]
-    for job in broken:
-      job.listen = fail
+    monkeypatch.setattr(motor._rows, 'decode', fail)
     monkeypatch.setattr(motor._rows, 'reset', fail)
     motor.submit(broken)
     for job in broken:

@@ -1,7 +1,9 @@
 """Files of results against the first of them, task by task.
 
 Only tasks that both sides attempted and that were judged on both count; how
-many those are stands in the table. Versions of a benchmark are not compared:
+many those are stands in the table, and so does the cost of an attempt: real
+calls, tokens of replies, tokens of private rehearsals. Sides with other caps on
+real calls are not compared. Versions of a benchmark are not compared:
 another version is another test.
 """
 
@@ -16,7 +18,16 @@ from envace_jax.evaluation import intervals
 
 Values = dict[str, list[float]]  # task id -> success of its attempts
 
-HEAD = ('category', 'policy', 'tasks', 'success', 'minus the first')
+HEAD = (
+  'category',
+  'policy',
+  'tasks',
+  'success',
+  'minus the first',
+  'calls',
+  'reply tokens',
+  'rehearsal tokens',
+)
 
 
 def read(path: str | os.PathLike) -> tuple[dict, list[results.Result]]:
@@ -55,11 +66,16 @@ def compare(paths: Sequence[str | os.PathLike], *, seed: int) -> str:
     raise errors.UserError(
       f'{" ".join(kinds[0])} and {" ".join(other)} are different tests'
     )
+  caps = [measured.get('max_calls') for measured, _ in sides]
+  if len(set(caps)) > 1:
+    raise errors.UserError(
+      f'these are not at equal real calls: their --max_calls are {caps}'
+    )
   by_side = [_by_category(found) for _, found in sides]
   lines = []
   # By name: attempts end in any order, and that is the order of a file.
   for category, first in sorted(by_side[0].items()):
-    for i, (measured, _) in enumerate(sides):
+    for i, (measured, found) in enumerate(sides):
       mine = by_side[i].get(category, {})
       both = sorted(set(mine) & set(first))
       lines.append(
@@ -69,6 +85,7 @@ def compare(paths: Sequence[str | os.PathLike], *, seed: int) -> str:
           str(len(both)),
           _mean(mine, seed),
           _difference(mine, first, both, seed) if i else '',
+          *_costs([one for one in found if one.category == category]),
         )
       )
   return f'{" ".join(kinds[0])}\n\n{table.markdown(HEAD, lines)}'
@@ -83,6 +100,21 @@ def _difference(
 ) -> str:
   one, other = ({task: side[task] for task in both} for side in (mine, first))
   return table.shown(intervals.paired_difference(one, other, seed=seed))
+
+
+def _costs(found: Sequence[results.Result]) -> list[str]:
+  """Of an attempt, in the mean over those that were judged."""
+  judged = [one for one in found if not one.error]
+  if not judged:
+    return ['-'] * 3
+  return [
+    f'{sum(values) / len(judged):.1f}'
+    for values in (
+      [one.calls for one in judged],
+      [one.tokens_out for one in judged],
+      [one.rehearsal_tokens for one in judged],
+    )
+  ]
 
 
 def _by_category(found: Sequence[results.Result]) -> dict[str, Values]:

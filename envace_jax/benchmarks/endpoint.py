@@ -4,6 +4,12 @@ Tries again what is the server's fault, and counts it. A reply that was cut at
 its longest length is the policy's own: it is taken as it stands, and a call
 that was cut is unreadable. Each request has a seed of its own, from the task,
 the trial and the number of the step, so that a rerun asks the same.
+
+A server that rehearses privately (`envace serve`) is asked to by an extension
+field, and says in every reply what that cost. One that does not say has not
+rehearsed, whatever it ignored: the attempt is errored, as `no_rehearsal`. So it
+is where a server rehearses by itself and was not asked to, as
+`unasked_rehearsal`: the policy that is named did not do that.
 """
 
 from collections.abc import Sequence
@@ -25,6 +31,7 @@ class Sampling:
   temperature: float = 0.0
   max_tokens: int = 1024  # one reply
   seed: int = 0
+  rehearsal: types.Json = dataclasses.field(default_factory=dict)
 
 
 class Endpoint:
@@ -39,7 +46,7 @@ class Endpoint:
     self.name = (
       f'{sampling.model} at {server.base_url}, temperature '
       f'{sampling.temperature:g}, {sampling.max_tokens} tokens, seed '
-      f'{sampling.seed}'
+      f'{sampling.seed}{policies.rehearsals(sampling.rehearsal)}'
     )
     self.tally = tallies.Tally()
     self.client = client.Client(server, retries, self.tally, name='policy')
@@ -73,14 +80,20 @@ class _Speaker:
     }
     if tools:  # an empty list is refused by servers
       body['tools'] = list(tools)
-    spent, heard = [], {}
+    rehearses = bool(tools and sampling.rehearsal)
+    if rehearses:
+      body['rehearsal'] = {**sampling.rehearsal, 'conversation': self._key}
+    spent, said, heard = [], [], {}
 
     async def call(n: int):
       del n
       completion = _taken_as_it_stands(await self._policy.client.post(body))
       read = attempts.reply_of(completion)
-      spent.append((read.tokens_in, read.tokens_out))
+      rehearsed = _rehearsal_tokens(completion)
+      tokens = read.tokens_out - (rehearsed or 0)
+      spent.append((read.tokens_in, tokens, rehearsed or 0))
       if not read.error:
+        said.append(rehearsed)
         heard.update(completion['choices'][0]['message'])
       return completion
 
@@ -92,15 +105,32 @@ class _Speaker:
     outcome = self._policy.client.run({key: asked})[key]
     if outcome.error:
       raise policies.PolicyFailed(outcome.error)
-    tokens_in, tokens_out = map(sum, zip(*spent, strict=True))
+    if rehearses and said[-1] is None:
+      raise policies.PolicyFailed('no_rehearsal')
+    if said[-1] and not rehearses:
+      raise policies.PolicyFailed('unasked_rehearsal')
+    tokens_in, tokens_out, rehearsed = map(sum, zip(*spent, strict=True))
     return policies.Answer(
-      reply=outcome.value, tokens_in=tokens_in, tokens_out=tokens_out
+      reply=outcome.value,
+      tokens_in=tokens_in,
+      tokens_out=tokens_out,
+      rehearsal_tokens=rehearsed,
     )
 
 
 def request_seed(key: str, step: int) -> int:
   """The seed of an attempt's reply; `key` names policy's seed and attempt."""
   return int(hashlib.sha256(f'{key}/{step}'.encode()).hexdigest()[:7], 16)
+
+
+def _rehearsal_tokens(completion: object) -> int | None:
+  """What rehearsals cost; None where nothing is said of that."""
+  try:
+    details = completion['usage']['completion_tokens_details']
+    tokens = details['rehearsal_tokens']
+  except (KeyError, TypeError):
+    return None
+  return tokens if type(tokens) is int and tokens >= 0 else None
 
 
 def _taken_as_it_stands(completion: object) -> object:

@@ -32,7 +32,8 @@ class Answer:
 
   reply: benchmark.Reply
   tokens_in: int = 0
-  tokens_out: int = 0
+  tokens_out: int = 0  # of the reply
+  rehearsal_tokens: int = 0  # sampled privately before it
 
 
 class Speaker(Protocol):
@@ -148,6 +149,11 @@ def reply_of(message: types.Json) -> benchmark.Reply:
     text=text if isinstance(text, str) else '',
     calls=tuple(map(_read, calls)) if isinstance(calls, list) else (),
   )
+
+
+def rehearsals(asked: types.Json) -> str:
+  """What is asked of private rehearsals, as part of a policy's name."""
+  return f', rehearsal {json.dumps(asked, sort_keys=True)}' if asked else ''
 
 
 def _read(call: object) -> types.ToolCall | types.ParseError:

@@ -38,6 +38,7 @@ class Result:
   call_errors: int = 0  # answered with an error, or unreadable
   tokens_in: int = 0
   tokens_out: int = 0
+  rehearsal_tokens: int = 0  # sampled privately, before replies
   started: str = ''  # ISO 8601, UTC
   seconds: float = 0.0
   record: Any = None  # for the benchmark's own result file

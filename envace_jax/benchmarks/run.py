@@ -1,7 +1,8 @@
 """Measures a policy on a benchmark: every task, several trials, in parallel.
 
-An attempt is a loop of replies until the benchmark says that it is over, or
-the limit of steps is reached: then it is scored as it stands. What broke an
+An attempt is a loop of replies until the benchmark says that it is over, the
+limit of steps is reached, or a reply calls more than is left of the cap on real
+calls, none of which is then made: it is scored as it stands. What broke an
 attempt and was not the policy's doing makes it errored, which is not wrong:
 `benchmark: ...` for the benchmark's machinery, `policy: ...` for an endpoint
 that gave no reply, `internal: ...` for a fault of the harness.
@@ -30,6 +31,7 @@ class Settings:
 
   trials: int = 1  # attempts at each task
   max_steps: int = 50  # replies in one attempt
+  max_calls: int | None = None  # real calls in one attempt; None: no cap
   workers: int = 1  # attempts at a time
   retry_errored: bool = False  # those of an earlier run
   # What was called and answered is kept with each result, redacted.
@@ -40,6 +42,8 @@ class Settings:
     for name in ('trials', 'max_steps', 'workers'):
       if getattr(self, name) < 1:
         raise errors.UserError(f'{name}={getattr(self, name)}; use at least 1')
+    if self.max_calls is not None and self.max_calls < 0:
+      raise errors.UserError(f'max_calls={self.max_calls}; use at least 0')
 
 
 def measure(
@@ -58,16 +62,16 @@ def measure(
     path: of the results' file.
     settings: how much and how fast.
   """
-  file = results.File(
-    path,
-    {
-      'benchmark': measured.name,
-      'version': measured.version,
-      'policy': policy.name,
-      'max_steps': settings.max_steps,
-      'demonstrations': settings.demonstrations,
-    },
-  )
+  what = {
+    'benchmark': measured.name,
+    'version': measured.version,
+    'policy': policy.name,
+    'max_steps': settings.max_steps,
+    'demonstrations': settings.demonstrations,
+  }
+  if settings.max_calls is not None:
+    what['max_calls'] = settings.max_calls
+  file = results.File(path, what)
   wanted = [
     (category, task_id, trial)
     for category, task_ids in tasks.items()
@@ -157,7 +161,14 @@ def attempt(
   )
 
 
-_SPENT = ('steps', 'calls', 'call_errors', 'tokens_in', 'tokens_out')
+_SPENT = (
+  'steps',
+  'calls',
+  'call_errors',
+  'tokens_in',
+  'tokens_out',
+  'rehearsal_tokens',
+)
 
 
 def _talk(
@@ -175,9 +186,12 @@ def _talk(
       return False
     answer = speaker.ask(dialogue.messages, opened.tools)
     spent['steps'] += 1
-    spent['calls'] += len(answer.reply.calls)
-    spent['tokens_in'] += answer.tokens_in
-    spent['tokens_out'] += answer.tokens_out
+    for name in ('tokens_in', 'tokens_out', 'rehearsal_tokens'):
+      spent[name] += getattr(answer, name)
+    calls = spent['calls'] + len(answer.reply.calls)
+    if settings.max_calls is not None and calls > settings.max_calls:
+      return False
+    spent['calls'] = calls
     heard = opened.respond(answer.reply)
     recorder.hear(answer.reply, heard)
     spent['call_errors'] += sum(

@@ -23,6 +23,7 @@ HEAD = (
   'calls',
   'tokens in',
   'tokens out',
+  'rehearsal tokens',
   'seconds',
 )
 ALL = 'all'
@@ -45,6 +46,7 @@ class Row:
   calls: int
   tokens_in: int
   tokens_out: int
+  rehearsal_tokens: int
   seconds: float
 
 
@@ -104,6 +106,7 @@ def _row(name: str, found: Sequence[results.Result], seed: int) -> Row:
     calls=sum(result.calls for result in found),
     tokens_in=sum(result.tokens_in for result in found),
     tokens_out=sum(result.tokens_out for result in found),
+    rehearsal_tokens=sum(result.rehearsal_tokens for result in found),
     seconds=sum(result.seconds for result in found),
   )
 
@@ -124,6 +127,7 @@ def _cells(row: Row) -> list[str]:
     str(row.calls),
     str(row.tokens_in),
     str(row.tokens_out),
+    str(row.rehearsal_tokens),
     f'{row.seconds:.1f}',
   ]
 

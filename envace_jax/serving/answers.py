@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from envace_jax.serving import chat, jobs, replies, wire
+from envace_jax.serving import completion, jobs, replies, wire
 from envace_jax.text import template as templates
 from envace_jax.text import tool_calls
 
@@ -40,7 +40,7 @@ def error(refused: jobs.Refused) -> dict:
   }
 
 
-def usage(done: chat.Completion) -> dict:
+def usage(done: completion.Completion) -> dict:
   prompt, said = len(done.prompt_ids), done.completion_tokens
   return {
     'prompt_tokens': prompt,
@@ -52,7 +52,7 @@ def usage(done: chat.Completion) -> dict:
 
 
 def chat_completion(
-  done: chat.Completion,
+  done: completion.Completion,
   request: wire.ChatRequest,
   model: str,
   template: templates.Template,
@@ -83,7 +83,9 @@ def chat_completion(
   return {**named, 'choices': choices, 'usage': usage(done)}
 
 
-def chat_logprobs(choice: chat.Choice, template: templates.Template) -> dict:
+def chat_logprobs(
+  choice: completion.Choice, template: templates.Template
+) -> dict:
   tokens, content = choice.tokens, []
 
   def named(i, logprob) -> dict:
@@ -105,7 +107,7 @@ def chat_logprobs(choice: chat.Choice, template: templates.Template) -> dict:
 
 def completion_choice(
   index: int,
-  choice: chat.Choice,
+  choice: completion.Choice,
   request: wire.CompletionRequest,
   template: templates.Template,
   prompt: jobs.Tokens | None,
@@ -174,7 +176,7 @@ class Stream:
 
   async def deltas(
     self, n: int
-  ) -> AsyncIterator[tuple[int, str, str] | chat.Completion]:
+  ) -> AsyncIterator[tuple[int, str, str] | completion.Completion]:
     """(choice, more thought, more content), and then all of it.
 
     Raises:
@@ -222,7 +224,7 @@ async def chat_chunks(
   for i in range(n):
     yield chunk(i, {'role': 'assistant', 'content': ''})
   async for item in stream.deltas(n):
-    if isinstance(item, chat.Completion):
+    if isinstance(item, completion.Completion):
       break
     i, thought, content = item
     delta = {'reasoning_content': thought} if thought else {}
@@ -248,7 +250,7 @@ async def completion_chunks(
   """A text in chunks; log-probs come whole, in the last one."""
   named = head('text_completion', model)
   async for item in stream.deltas(request.settings.n):
-    if isinstance(item, chat.Completion):
+    if isinstance(item, completion.Completion):
       break
     i, _, content = item
     one = {'index': i, 'text': content, 'logprobs': None, 'finish_reason': None}

@@ -1,27 +1,34 @@
 """The service: conversations in, completions out, for HTTP and in-process.
 
-  service.chat(messages, tools, settings) -> Completion
+  service.chat(messages, tools, settings) -> completion.Completion
   service.start(messages, tools, settings, listen) -> Pending
 
 Both are one path: what a benchmark measures in-process is what a client of the
-server is given.
+server is given. A conversation may be rehearsed privately first (`private`):
+whoever asked is told of the reply alone, and of what the rehearsals cost.
 """
 
-from collections.abc import Callable, Sequence
-import concurrent.futures
+from collections.abc import Sequence
 import dataclasses
 import threading
 import time
-from typing import Literal
 
 import numpy as np
 
 from envace_jax import types
-from envace_jax.serving import conversations, engine, jobs, replies
+from envace_jax.rollout import private_rehearsal as rehearsing
+from envace_jax.serving import (
+  completion,
+  conversations,
+  engine,
+  jobs,
+  private,
+  rehearsal,
+  replies,
+)
+from envace_jax.serving import pending as waiting
 from envace_jax.text import formats
 from envace_jax.text import template as templates
-
-Finish = Literal['stop', 'length', 'tool_calls']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,47 +43,7 @@ class Settings:
   named: str | None = None  # the tool that must be called
   parallel: bool | None = None  # several calls; None: where the format can
   deadline_s: float | None = None  # None: the service's own
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Choice:
-  """One answer."""
-
-  reply: replies.Reply
-  finish: Finish
-  tokens: jobs.Tokens  # as sampled, without what a stop string cut off
-  shown: int  # how many of them are part of the reply: not the stop token
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Completion:
-  """All answers to a conversation, and what they cost."""
-
-  choices: Sequence[Choice]
-  prompt_ids: np.ndarray
-  cached_tokens: int  # of the prompt, not read again
-  completion_tokens: int  # sampled, stop tokens and rehearsals included
-  rehearsal_tokens: int = 0
-
-
-class Pending:
-  """Answers under way."""
-
-  def __init__(self, group: Sequence[jobs.Job], wake: Callable[[], None]):
-    self._group, self._wake = group, wake
-    self.done: concurrent.futures.Future = concurrent.futures.Future()
-    # Nobody cancels what is waited for, only the jobs behind it.
-    self.done.set_running_or_notify_cancel()
-
-  def cancel(self) -> None:
-    """Nobody waits for them."""
-    for job in self._group:
-      job.cancel()
-    self._wake()
-
-
-# Told (choice, what is certain of it by now), by the engine's thread.
-Listen = Callable[[int, replies.Reply], None]
+  rehearsal: private.Settings | None = None  # None: the service's own
 
 
 class Service:
@@ -88,11 +55,22 @@ class Service:
     template: templates.Template,
     *,
     deadline_s: float,
+    ability: private.Ability = private.Ability(),  # noqa: B008 (it is frozen)
+    rehearsal: private.Settings = private.Settings(),  # noqa: B008
   ):
-    """Makes one; `template` must read parallel calls where its format can."""
-    self.engine, self.template = motor, template
-    self._deadline_s = deadline_s
+    """Makes one.
+
+    Args:
+      motor: samples.
+      template: must read parallel calls where its format can.
+      deadline_s: for an answer, rehearsals included.
+      ability: to rehearse.
+      rehearsal: of requests with tools that say nothing of it.
+    """
+    self.engine, self.template, self.rehearsal = motor, template, rehearsal
+    self._deadline_s, self._ability = deadline_s, ability
     self._kept = conversations.Conversations(template)
+    self._notes = private.Kept()
     self._lock = threading.Lock()
     self._can_answer_several = formats.Joint.AGAIN in template.format.joints
 
@@ -101,7 +79,7 @@ class Service:
     messages: Sequence[types.Json],
     tools: Sequence[types.Json] = (),
     settings: Settings = Settings(),  # noqa: B008 (it is frozen)
-  ) -> Completion:
+  ) -> completion.Completion:
     """Answers a conversation, and waits for it.
 
     Raises:
@@ -114,8 +92,8 @@ class Service:
     messages: Sequence[types.Json],
     tools: Sequence[types.Json],
     settings: Settings,
-    listen: Listen | None = None,
-  ) -> Pending:
+    listen: completion.Listen | None = None,
+  ) -> waiting.Pending:
     """Begins to answer a conversation.
 
     Raises:
@@ -123,17 +101,45 @@ class Service:
     """
     conversation = conversations.read(messages, tools)
     rules = self._rules(conversation, settings)
-    with self._lock:
-      prompt = self._kept.prompt(conversation)
-    prompt = np.concatenate([prompt, np.asarray(rules.forced, np.int32)])
-    finish = lambda job, generated, reader: self._choice(
-      conversation, prompt, generated, reader
-    )
-    return self._begin(prompt, settings, rules, finish, listen)
+    wanted = self._rehearsal(conversation, settings)
+    answer = self._answer(settings, rules, listen)
+    pending = waiting.Pending(self.engine)
+
+    def commit(notes: str, spent: int, *, goes_on: bool) -> None:
+      noted = dataclasses.replace(conversation, notes=notes)
+      with self._lock:
+        if wanted is not None:
+          self._notes.keep(wanted, conversation, notes)
+        prompt = self._kept.prompt(noted)
+      prompt = np.concatenate([prompt, np.asarray(rules.forced, np.int32)])
+      self._check_length(prompt)
+      finish = lambda generated, reader: self._choice(
+        noted, prompt, generated, reader, wanted
+      )
+      completion.run(
+        pending, answer, prompt, finish, spent=spent, goes_on=goes_on
+      )
+
+    known = ''
+    if wanted is not None:
+      with self._lock:
+        known = self._notes.recall(wanted, conversation)
+    if known is not None:
+      commit(known, 0, goes_on=False)
+    else:
+      rehearsals = self._rehearsals(wanted, conversation, settings, answer)
+      commit_them = lambda: commit(
+        rehearsals.notes, rehearsals.sampled_tokens, goes_on=True
+      )
+      rehearsals.run(pending, commit_them)
+    return pending
 
   def complete(
-    self, prompt: np.ndarray, settings: Settings, listen: Listen | None = None
-  ) -> Pending:
+    self,
+    prompt: np.ndarray,
+    settings: Settings,
+    listen: completion.Listen | None = None,
+  ) -> waiting.Pending:
     """Begins to go on from tokens that are no conversation.
 
     Raises:
@@ -143,12 +149,79 @@ class Service:
       template=self.template, may_call=False, parallel=False,
       stop=settings.stop,
     )  # fmt: skip
-    finish = lambda job, generated, reader: _choice(generated, reader)
-    return self._begin(prompt, settings, rules, finish, listen)
+    self._check_length(prompt)
+    pending = waiting.Pending(self.engine)
+    answer = self._answer(settings, rules, listen)
+    completion.run(pending, answer, prompt, completion.read)
+    return pending
 
-  def _begin(self, prompt, settings, rules, finish, listen) -> Pending:
+  def _answer(self, settings, rules, listen) -> completion.Wanted:
+    """What is asked of the answers to any prompt."""
+    return completion.Wanted(
+      sampling=settings.sampling,
+      n=settings.n,
+      rules=rules,
+      deadline=time.monotonic() + (settings.deadline_s or self._deadline_s),
+      listen=listen,
+    )
+
+  def _rehearsals(
+    self, wanted, conversation, settings, answer
+  ) -> private.Rehearsals:
+    """The rehearsals of a conversation, to be run."""
+
+    def prompt_of(conversation):
+      with self._lock:
+        return self._kept.prompt(conversation)
+
+    is_write = self._ability.is_write
+    if wanted.writes is not None:
+      is_write = lambda name: name in wanted.writes
+    rehearsals = private.Rehearsals(
+      wanted,
+      rehearsal.Rules(
+        template=self.template,
+        own_row=self._ability.own_row,
+        forced=answer.rules.forced,
+        parallel=answer.rules.parallel,
+        reflects=wanted.memory is rehearsing.Memory.WRITTEN,
+        temperature=wanted.temperature,
+        seed=settings.sampling.seed,
+        max_actions=wanted.max_actions,
+        context=self.engine.capacity.context,
+        deadline=answer.deadline,
+      ),
+      conversation,
+      prompt_of,
+      is_write,
+    )
+    self._check_length(rehearsals.prompt, len(answer.rules.forced))
+    return rehearsals
+
+  def _rehearsal(self, conversation, settings) -> private.Settings | None:
+    """How this conversation is rehearsed; None: not at all.
+
+    Raises:
+      Refused: it was asked for, and cannot be.
+    """
+    wanted = settings.rehearsal or self.rehearsal
+    if not wanted.attempts:
+      return None
+    if settings.tool_choice == 'none' or not conversation.tools:
+      wrong = 'rehearsal needs tools that may be called'
+    elif [t.author for t in conversation.turns[:1]] != [types.Author.USER]:
+      wrong = 'rehearsal needs a conversation that a user begins'
+    else:
+      wrong = self._ability.refusal
+    if not wrong:
+      return wanted
+    if settings.rehearsal is None:  # nobody asked for it
+      return None
+    raise _refused('rehearsal', wrong)
+
+  def _check_length(self, prompt: np.ndarray, more: int = 0) -> None:
     context = self.engine.capacity.context
-    if len(prompt) >= context:
+    if len(prompt) + more >= context:
       raise jobs.Refused(
         400,
         'context_length_exceeded',
@@ -156,48 +229,6 @@ class Service:
         'answer included; shorten the messages',
         'messages',
       )
-    seconds = settings.deadline_s or self._deadline_s
-    group, readers = [], [replies.Reader(rules) for _ in range(settings.n)]
-    for i, reader in enumerate(readers):
-      group.append(
-        jobs.Job(
-          prompt=prompt,
-          sampling=settings.sampling,
-          stop_ids=self.template.stop_ids[types.Role.ACT],
-          choice=i,
-          leader=group[0] if group else None,
-          deadline=time.monotonic() + seconds,
-          listen=_listener(i, reader, listen),
-        )
-      )
-    pending = Pending(group, self.engine.wake)
-    left = threading.Semaphore(len(group) - 1)
-
-    def ended(_) -> None:
-      if left.acquire(blocking=False):
-        return  # others are not over
-      try:
-        generated = [job.done.result() for job in group]
-        choices = [
-          finish(job, one, reader)
-          for job, one, reader in zip(group, generated, readers, strict=True)
-        ]
-      except (Exception, concurrent.futures.CancelledError) as error:
-        pending.done.set_exception(error)
-        return
-      pending.done.set_result(
-        Completion(
-          choices=choices,
-          prompt_ids=prompt,
-          cached_tokens=generated[0].reused,
-          completion_tokens=sum(len(g.tokens.ids) for g in generated),
-        )
-      )
-
-    for job in group:
-      job.done.add_done_callback(ended)
-    self.engine.submit(group)
-    return pending
 
   def _rules(self, conversation, settings) -> replies.Rules:
     """How the answer is read, and what it must begin with.
@@ -234,45 +265,29 @@ class Service:
       forced=forced,
     )
 
-  def _choice(self, conversation, prompt, generated, reader) -> Choice:
-    choice = _choice(generated, reader)
+  def _choice(
+    self, conversation, prompt, generated, reader, wanted
+  ) -> completion.Choice:
+    choice = completion.read(generated, reader)
+    said = formats.Turn(
+      author=types.Author.ACT,
+      text=choice.reply.content,
+      calls=tuple(choice.reply.calls),
+    )
+    if wanted is not None:
+      with self._lock:
+        self._notes.keep(
+          wanted,
+          dataclasses.replace(
+            conversation, turns=(*conversation.turns, said), notes=''
+          ),
+          conversation.notes,
+        )
     if generated.ended is jobs.Ended.STOPPED and not reader.is_cut:
-      said = formats.Turn(
-        author=types.Author.ACT,
-        text=choice.reply.content,
-        calls=tuple(choice.reply.calls),
-      )
       row = np.concatenate([prompt, generated.tokens.ids])
       with self._lock:
         self._kept.keep(conversation, said, row)
     return choice
-
-
-def _choice(generated: jobs.Generated, reader: replies.Reader) -> Choice:
-  reply, tokens = reader.whole(), generated.tokens
-  stopped = generated.ended is jobs.Ended.STOPPED
-  shown = reader.kept(tokens.ids)
-  if stopped and shown == len(tokens.ids):
-    shown -= 1
-  finish = 'length' if generated.ended is jobs.Ended.LENGTH else 'stop'
-  if reader.is_cut:
-    finish = 'stop'
-  return Choice(
-    reply=reply,
-    finish='tool_calls' if reply.calls else finish,
-    tokens=tokens,
-    shown=shown,
-  )
-
-
-def _listener(index: int, reader: replies.Reader, listen: Listen | None):
-  def hear(tokens: jobs.Tokens) -> bool:
-    reader.hear(tokens.ids)
-    if listen is not None:
-      listen(index, reader.so_far())
-    return reader.is_cut
-
-  return hear
 
 
 def _refused(param: str, message: str) -> jobs.Refused:

@@ -70,12 +70,8 @@ class Conversations:
               self._template.continuation(turns[i + 1 :], types.Author.ACT),
             ]
           )
-          if self._template.format.append_only:
-            return row
-          anew = self._anew(conversation)
-          follows = row_breaks.continues(self._template, row, anew)
-          return row if follows else anew
-      return self._anew(conversation)
+          return follow(self._template, row, conversation)
+      return anew(self._template, conversation)
     except ValueError as error:
       raise jobs.Refused(
         400, 'invalid_value', str(error), 'messages'
@@ -94,15 +90,37 @@ class Conversations:
     while self._tokens > KEPT_TOKENS:
       self._tokens -= len(self._kept.popitem(last=False)[1])
 
-  def _anew(self, conversation: Conversation) -> np.ndarray:
-    turns = list(conversation.turns)
-    asked = None
-    if turns and turns[0].author == types.Author.USER:
-      asked = turns.pop(0).text
-    opening = self._template.opening(
-      asked, conversation.notes, conversation.tools, conversation.system
-    )
-    return self._template.conversation(opening, turns)
+
+def anew(
+  template: templates.Template, conversation: Conversation
+) -> np.ndarray:
+  """The prompt that a template makes of a conversation.
+
+  Raises:
+    ValueError: the template cannot show it.
+  """
+  turns, asked = list(conversation.turns), None
+  if turns and turns[0].author == types.Author.USER:
+    asked = turns.pop(0).text
+  opening = template.opening(
+    asked, conversation.notes, conversation.tools, conversation.system
+  )
+  return template.conversation(opening, turns)
+
+
+def follow(
+  template: templates.Template, row: np.ndarray, conversation: Conversation
+) -> np.ndarray:
+  """The tokens of a conversation as they were said, unless they would be shown
+  otherwise by now: then the prompt that is made of it anew.
+
+  Raises:
+    ValueError: as `anew`.
+  """
+  if template.format.append_only:
+    return row
+  made = anew(template, conversation)
+  return row if row_breaks.continues(template, row, made) else made
 
 
 def read(

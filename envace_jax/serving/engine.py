@@ -23,6 +23,7 @@ import numpy as np
 
 from envace_jax.model import transformer
 from envace_jax.serving import capacities, jobs, slots
+from envace_jax.serving import counts as counting
 from envace_jax.serving import rows as device
 
 
@@ -37,22 +38,6 @@ class _Running:
   said: list[jobs.Tokens] = dataclasses.field(default_factory=list)
 
 
-@dataclasses.dataclass
-class Counts:
-  """What an engine has done, for /metrics."""
-
-  admitted: int = 0
-  finished: int = 0
-  cancelled: int = 0
-  expired: int = 0
-  failed: int = 0
-  rejected: int = 0  # the queue was full
-  prompt_tokens: int = 0
-  reused_tokens: int = 0
-  sampled_tokens: int = 0
-  device_failures: int = 0
-
-
 class Engine:
   """Answers prompts. `submit` may be called from any thread."""
 
@@ -62,7 +47,7 @@ class Engine:
     params,
     limits: capacities.Capacity,
   ):
-    self.capacity, self.counts = limits, Counts()
+    self.capacity, self.counts = limits, counting.Counts()
     self._slots = slots.Slots(limits.rows, limits.context)
     self._rows = device.Rows(model, params, limits)
     self.vocab_size = model.config.vocab_size
@@ -89,15 +74,23 @@ class Engine:
   def running(self) -> int:
     return len(self._running)
 
-  def submit(self, group: Sequence[jobs.Job]) -> None:
+  def submit(self, group: Sequence[jobs.Job], *, goes_on: bool = False) -> None:
     """Lets some jobs wait for rows, all or none.
+
+    What `goes_on` follows from jobs that were let in before: it waits in front,
+    is never one too many, and is still answered while the engine drains.
 
     Raises:
       Refused: the queue is full, or the engine is closing.
     """
     with self._changed:
-      if self._draining or not self._thread.is_alive():
+      is_closed = self._draining and not goes_on
+      if is_closed or not self._thread.is_alive():
         raise jobs.Refused(503, 'shutting_down', 'the server is shutting down')
+      if goes_on:
+        self._waiting.extendleft(reversed(group))
+        self._changed.notify()
+        return
       free = self.capacity.rows - len(self._running)
       if len(self._waiting) + len(group) > self.capacity.queue + free:
         self.counts.rejected += 1
@@ -289,16 +282,22 @@ class Engine:
     self._slots.append(running.slot, tokens.ids)
     self.counts.sampled_tokens += len(tokens.ids)
     running.said.append(tokens)
+    is_enough, failed = False, None
     if not np.isfinite(tokens.logprobs).all():
-      self._release(running)
-      self._fail(
-        running.job,
-        jobs.Refused(
-          500, 'no_distribution', 'the network gave no finite logits'
-        ),
+      failed = jobs.Refused(
+        500, 'no_distribution', 'the network gave no finite logits'
       )
+    else:
+      try:
+        is_enough = running.job.listen(tokens)
+      except Exception:  # who listens badly fails alone
+        logging.exception('the listener of a request failed')
+        failed = jobs.Refused(500, 'internal_error', 'the request failed')
+    if failed is not None:
+      self._release(running)
+      self._fail(running.job, failed)
       return
-    if running.job.listen(tokens) and not stopped:
+    if is_enough and not stopped:
       self._finish(running, jobs.Ended.SEEN)
     elif stopped:
       self._finish(running, jobs.Ended.STOPPED)

@@ -19,7 +19,7 @@ from absl import logging
 import numpy as np
 
 from envace_jax import errors
-from envace_jax.serving import answers, chat, jobs, wire
+from envace_jax.serving import answers, chat, completion, jobs, streaming, wire
 from envace_jax.text import tokenizer as tokenizers
 
 RETRY_AFTER_S = 1
@@ -109,7 +109,9 @@ class _Handlers:
 
   async def chat(self, request):
     body = wire.parse(await self._body(request))
-    asked = wire.chat_request(body, self._options.model)
+    asked = wire.chat_request(
+      body, self._options.model, self._service.rehearsal
+    )
     stream = None
     if asked.stream:
       stream = answers.Stream(asyncio.get_running_loop())
@@ -123,7 +125,7 @@ class _Handlers:
     shapes = (asked, self._options.model, self._template)
     if stream is not None:
       chunks = answers.chat_chunks(stream, *shapes)
-      return _streaming(stream, pending, chunks)
+      return streaming.response(stream, pending, chunks)
     done = await _wait(request, [pending])
     return _json(answers.chat_completion(done[0], *shapes))
 
@@ -143,7 +145,7 @@ class _Handlers:
       chunks = answers.completion_chunks(
         stream, asked, self._options.model, self._template
       )
-      return _streaming(stream, pending, chunks)
+      return streaming.response(stream, pending, chunks)
     group = []
     try:
       for prompt in prompts:
@@ -241,6 +243,10 @@ class _Handlers:
   def _ids(self, prompt):
     if isinstance(prompt, str):
       prompt = self._tokenizer.encode(prompt)
+    if not len(prompt):
+      raise jobs.Refused(
+        400, 'invalid_value', 'a prompt must have at least a token', 'prompt'
+      )
     # As Python's integers: a client's may have any size.
     if not all(0 <= i < self._tokenizer.vocab_size for i in prompt):
       raise jobs.Refused(
@@ -252,10 +258,10 @@ class _Handlers:
     return np.asarray(prompt, np.int32)
 
 
-async def _wait(request, group) -> list[chat.Completion]:
+async def _wait(request, group) -> list[completion.Completion]:
   """All completions; given up once the client is gone."""
   wanted = asyncio.gather(*(asyncio.wrap_future(p.done) for p in group))
-  gone = asyncio.ensure_future(_disconnected(request))
+  gone = asyncio.ensure_future(streaming.disconnected(request.receive))
   try:
     await asyncio.wait({wanted, gone}, return_when=asyncio.FIRST_COMPLETED)
     if not wanted.done():
@@ -264,41 +270,11 @@ async def _wait(request, group) -> list[chat.Completion]:
   finally:
     gone.cancel()
     wanted.cancel()
+    # Else it is logged that nobody looked at what was given up.
+    wanted.add_done_callback(lambda over: over.cancelled() or over.exception())
     for pending in group:
       if not pending.done.done():
         pending.cancel()
-
-
-async def _disconnected(request) -> None:
-  while (await request.receive())['type'] != 'http.disconnect':
-    pass
-
-
-def _streaming(stream: answers.Stream, pending: chat.Pending, chunks):
-  from starlette import responses
-
-  pending.done.add_done_callback(stream.finish)
-
-  async def events():
-    try:
-      async for chunk in chunks:
-        yield answers.event(chunk)
-      yield 'data: [DONE]\n\n'
-    except jobs.Refused as refused:
-      yield answers.event(answers.error(refused))
-    except Exception:
-      logging.exception('a stream failed')
-      failed = jobs.Refused(500, 'internal_error', 'the server failed')
-      yield answers.event(answers.error(failed))
-    finally:
-      if not pending.done.done():
-        pending.cancel()
-
-  return responses.StreamingResponse(
-    events(),
-    media_type='text/event-stream',
-    headers={'Cache-Control': 'no-cache', 'X-Accel-Buffering': 'no'},
-  )
 
 
 def _json(value: dict, status: int = 200, headers: dict | None = None):

@@ -3,6 +3,12 @@
 What would change the answer and is not supported is refused by name; a field
 that nobody here knows is refused too, since it might. Null is the same as
 absent. Fields that only label a request are allowed and unused.
+
+Ours are `top_k`, `deadline_s`, and in chats `rehearsal`: how the conversation
+is rehearsed privately before the reply (`private.Settings`), where that is to
+differ from what the server does by itself.
+
+  "rehearsal": {"attempts": 4, "mode": "parallel", "max_tokens": 1024}
 """
 
 from collections.abc import Sequence
@@ -11,7 +17,14 @@ import json
 from typing import Any
 
 from envace_jax import types
-from envace_jax.serving import chat, jobs, programs
+from envace_jax.serving import (
+  chat,
+  fields,
+  jobs,
+  private,
+  programs,
+  rehearsal_field,
+)
 
 MAX_CHOICES = 16
 _LABELS = frozenset(
@@ -34,7 +47,7 @@ _SHARED = frozenset(
 )  # fmt: skip
 _CHAT = _SHARED | {
   'messages', 'tools', 'tool_choice', 'parallel_tool_calls', 'top_logprobs',
-  'max_completion_tokens',
+  'max_completion_tokens', 'rehearsal',
 }  # fmt: skip
 _COMPLETION = _SHARED | {'prompt', 'echo'}
 _INT64 = 1 << 63
@@ -78,22 +91,36 @@ def parse(body: bytes) -> dict[str, Any]:
     ) from error
   if not isinstance(value, dict):
     raise jobs.Refused(400, 'invalid_json', 'the body must be a JSON object')
+  for key, item in value.items():
+    try:
+      json.dumps([key, item], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:  # JSON can spell what is no text
+      raise jobs.Refused(
+        400,
+        'invalid_value',
+        f'{key!a} holds half a surrogate pair, which is no character',
+        ascii(key)[1:-1][:100],
+      ) from error
   return {key: item for key, item in value.items() if item is not None}
 
 
-def chat_request(body: dict[str, Any], model: str) -> ChatRequest:
-  """A request for /v1/chat/completions.
+def chat_request(
+  body: dict[str, Any],
+  model: str,
+  rehearsal: private.Settings = private.Settings(),  # noqa: B008 (it is frozen)
+) -> ChatRequest:
+  """A request for /v1/chat/completions; `rehearsal` is what servers do alone.
 
   Raises:
     Refused: a field is unknown, unsupported or wrong.
   """
   _known(body, _CHAT, model)
-  logprobs = _bool(body, 'logprobs')
-  top = _int(body, 'top_logprobs', 0, 0, programs.TOP)
+  logprobs = fields.boolean(body, 'logprobs')
+  top = fields.integer(body, 'top_logprobs', 0, 0, programs.TOP)
   if top and not logprobs:
-    raise _wrong('top_logprobs', 'top_logprobs needs logprobs=true')
+    raise fields.wrong('top_logprobs', 'top_logprobs needs logprobs=true')
   limits = [
-    _int(body, name, None, 1, _INT64)
+    fields.integer(body, name, None, 1, _INT64)
     for name in ('max_completion_tokens', 'max_tokens')
   ]
   choice, named = _tool_choice(body.get('tool_choice', 'auto'))
@@ -107,7 +134,8 @@ def chat_request(body: dict[str, Any], model: str) -> ChatRequest:
       top=top,
       tool_choice=choice,
       named=named,
-      parallel=_bool(body, 'parallel_tool_calls', None),
+      parallel=fields.boolean(body, 'parallel_tool_calls', None),
+      rehearsal=rehearsal_field.read(body.get('rehearsal'), rehearsal),
     ),
     stream=stream,
     include_usage=include_usage,
@@ -122,16 +150,18 @@ def completion_request(body: dict[str, Any], model: str) -> CompletionRequest:
     Refused: as `chat_request`.
   """
   _known(body, _COMPLETION, model)
-  logprobs = _int(body, 'logprobs', None, 0, programs.TOP)
+  logprobs = fields.integer(body, 'logprobs', None, 0, programs.TOP)
   stream, include_usage = _stream(body)
-  echo = _bool(body, 'echo')
+  echo = fields.boolean(body, 'echo')
   if stream and echo:
-    raise _wrong('echo', 'echo and stream exclude each other')
+    raise fields.wrong('echo', 'echo and stream exclude each other')
   return CompletionRequest(
     prompts=_prompts(body.get('prompt')),
     settings=_settings(
       body,
-      max_tokens=_int(body, 'max_tokens', 16, 0 if echo else 1, _INT64),
+      max_tokens=fields.integer(
+        body, 'max_tokens', 16, 0 if echo else 1, _INT64
+      ),
       top=logprobs or 0,
       tool_choice='none',
       named=None,
@@ -157,7 +187,7 @@ def _known(body, names: frozenset[str], model: str) -> None:
       name[:100],
     )
   if not isinstance(body.get('model'), str):
-    raise _wrong('model', f'model must be {model!r}')
+    raise fields.wrong('model', f'model must be {model!r}')
   if body['model'] != model:
     raise jobs.Refused(
       404,
@@ -168,44 +198,50 @@ def _known(body, names: frozenset[str], model: str) -> None:
 
 
 def _settings(
-  body, *, max_tokens, top, tool_choice, named, parallel
+  body, *, max_tokens, top, tool_choice, named, parallel, rehearsal=None
 ) -> chat.Settings:
   return chat.Settings(
     sampling=jobs.Sampling(
-      temperature=_number(body, 'temperature', 1.0, 0, 2),
-      top_p=_number(body, 'top_p', 1.0, 1e-6, 1),
-      top_k=_int(body, 'top_k', 0, 0, 1 << 30),
+      temperature=fields.number(body, 'temperature', 1.0, 0, 2),
+      top_p=fields.number(body, 'top_p', 1.0, 1e-6, 1),
+      top_k=fields.integer(body, 'top_k', 0, 0, 1 << 30),
       max_tokens=max_tokens,
-      seed=_int(body, 'seed', None, -_INT64, _INT64 - 1),
+      seed=fields.integer(body, 'seed', None, -_INT64, _INT64 - 1),
       top=top,
     ),
-    n=_int(body, 'n', 1, 1, MAX_CHOICES),
+    n=fields.integer(body, 'n', 1, 1, MAX_CHOICES),
     stop=_stop(body.get('stop', ())),
     tool_choice=tool_choice,
     named=named,
     parallel=parallel,
-    deadline_s=_number(body, 'deadline_s', None, 1e-3, 86400),
+    deadline_s=fields.number(body, 'deadline_s', None, 1e-3, 86400),
+    rehearsal=rehearsal,
   )
 
 
 def _stream(body) -> tuple[bool, bool]:
-  stream, options = _bool(body, 'stream'), body.get('stream_options', {})
+  stream, options = (
+    fields.boolean(body, 'stream'),
+    body.get('stream_options', {}),
+  )
   if not isinstance(options, dict) or set(options) - {
     'include_usage',
     'include_obfuscation',
   }:
-    raise _wrong('stream_options', 'stream_options may have include_usage')
+    raise fields.wrong(
+      'stream_options', 'stream_options may have include_usage'
+    )
   if options and not stream:
-    raise _wrong('stream_options', 'stream_options needs stream=true')
+    raise fields.wrong('stream_options', 'stream_options needs stream=true')
   return stream, options.get('include_usage') is True
 
 
 def _stop(value) -> tuple[str, ...]:
   stops = [value] if isinstance(value, str) else value
   if not isinstance(stops, list | tuple) or len(stops) > 4:
-    raise _wrong('stop', 'stop must be a string, or at most 4 of them')
+    raise fields.wrong('stop', 'stop must be a string, or at most 4 of them')
   if not all(isinstance(stop, str) and stop for stop in stops):
-    raise _wrong('stop', 'stop must be strings that are not empty')
+    raise fields.wrong('stop', 'stop must be strings that are not empty')
   return tuple(stops)
 
 
@@ -217,7 +253,7 @@ def _tool_choice(value) -> tuple[str, str | None]:
     name = function.get('name') if isinstance(function, dict) else None
     if isinstance(name, str):
       return 'named', name
-  raise _wrong(
+  raise fields.wrong(
     'tool_choice',
     "tool_choice must be 'none', 'auto', 'required' or name a function",
   )
@@ -225,16 +261,18 @@ def _tool_choice(value) -> tuple[str, str | None]:
 
 def _tools(value) -> tuple[types.Json, ...]:
   if not isinstance(value, list):
-    raise _wrong('tools', 'tools must be a list')
+    raise fields.wrong('tools', 'tools must be a list')
   for i, tool in enumerate(value):
     function = tool.get('function') if isinstance(tool, dict) else None
     if not isinstance(function, dict) or tool.get('type') != 'function':
-      raise _wrong('tools', f'tools[{i}] must be of type function')
+      raise fields.wrong('tools', f'tools[{i}] must be of type function')
     name, parameters = function.get('name'), function.get('parameters', {})
     if not isinstance(name, str) or not name:
-      raise _wrong('tools', f'tools[{i}].function.name must be a string')
+      raise fields.wrong('tools', f'tools[{i}].function.name must be a string')
     if not isinstance(parameters, dict | None):
-      raise _wrong('tools', f'tools[{i}].function.parameters must be an object')
+      raise fields.wrong(
+        'tools', f'tools[{i}].function.parameters must be an object'
+      )
   return tuple(value)
 
 
@@ -242,36 +280,11 @@ def _prompts(value) -> list[str | list[int]]:
   is_ids = lambda x: isinstance(x, list) and all(type(i) is int for i in x)
   prompts = [value] if isinstance(value, str) or is_ids(value) else value
   if not isinstance(prompts, list) or not 1 <= len(prompts) <= MAX_CHOICES:
-    raise _wrong('prompt', f'prompt must be 1 to {MAX_CHOICES} texts or ids')
+    raise fields.wrong(
+      'prompt', f'prompt must be 1 to {MAX_CHOICES} texts or ids'
+    )
   if not all((isinstance(p, str) or is_ids(p)) and p for p in prompts):
-    raise _wrong('prompt', 'a prompt must be a text or ids, and not empty')
+    raise fields.wrong(
+      'prompt', 'a prompt must be a text or ids, and not empty'
+    )
   return prompts
-
-
-def _bool(body, name: str, default: bool | None = False) -> bool | None:
-  value = body.get(name, default)
-  if value is not default and not isinstance(value, bool):
-    raise _wrong(name, f'{name} must be true or false')
-  return value
-
-
-def _int(body, name: str, default, least: int, most: int) -> int | None:
-  value = body.get(name, default)
-  if name not in body:
-    return default
-  if type(value) is not int or not least <= value <= most:
-    raise _wrong(name, f'{name} must be a whole number in [{least}, {most}]')
-  return value
-
-
-def _number(body, name: str, default, least, most) -> float | None:
-  if name not in body:
-    return default
-  value = body[name]
-  if type(value) not in (int, float) or not least <= value <= most:
-    raise _wrong(name, f'{name} must be a number in [{least}, {most}]')
-  return float(value)
-
-
-def _wrong(param: str, message: str) -> jobs.Refused:
-  return jobs.Refused(400, 'invalid_value', message, param)
