@@ -104,6 +104,8 @@ def measure(options: Options) -> int:
     *_groups(measured, found, recorded),
     *_baselines(options, measured, tasks),
   ]
+  if options.policy == 'oracle' and any(one.prerequisite for one in found):
+    lines += ['', measured.oracle_note]
   text = '\n'.join(lines) + '\n'
   (out / 'table.md').write_text(text)
   measured.write(out / 'native', policy.name, recorded)
@@ -249,6 +251,8 @@ def _groups(
   """The benchmark's own groups of categories, where all of one were run."""
   outcomes: dict[str, list[benchmark.Outcome | None]] = {}
   for one in found:
+    if one.prerequisite:
+      continue
     outcome = benchmark.Outcome(
       reward=one.reward,
       success=one.success,

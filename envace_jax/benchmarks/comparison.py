@@ -121,7 +121,7 @@ def _by_category(found: Sequence[results.Result]) -> dict[str, Values]:
   """Success of the judged attempts at each task, by category."""
   values: dict[str, Values] = {}
   for one in found:
-    if not one.error:
+    if not one.error and not one.prerequisite:
       tasks = values.setdefault(one.category, {})
       tasks.setdefault(one.task_id, []).append(float(one.success))
   return values

@@ -27,6 +27,7 @@ class Result:
   task_id: str
   category: str
   trial: int
+  prerequisite: bool = False  # others go on from it; it has no verdict
   error: str = ''
   reward: float = 0.0
   success: bool = False

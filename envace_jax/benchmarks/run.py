@@ -5,7 +5,12 @@ limit of steps is reached, or a reply calls more than is left of the cap on real
 calls, none of which is then made: it is scored as it stands. What broke an
 attempt and was not the policy's doing makes it errored, which is not wrong:
 `benchmark: ...` for the benchmark's machinery, `policy: ...` for an endpoint
-that gave no reply, `internal: ...` for a fault of the harness.
+that gave no reply, `internal: ...` for a fault of the harness, and
+`prerequisite: ...` where an attempt that this one goes on from is errored.
+
+Attempts that go on from others (`benchmark.Chained`) wait for them; all else
+runs in parallel. A prerequisite's result stands among the others, in the
+category that needs it: its cost is that category's, and it is in no rate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +19,7 @@ import dataclasses
 import datetime
 import json
 import os
+import queue
 import threading
 import time
 
@@ -46,6 +52,25 @@ class Settings:
       raise errors.UserError(f'max_calls={self.max_calls}; use at least 0')
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+  """One attempt to make."""
+
+  category: str
+  task_id: str
+  trial: int
+  after: Sequence[str] = ()  # tasks attempted before it, in this trial
+  prerequisite: bool = False  # of other tasks, and not scored
+
+  @property
+  def key(self) -> results.Key:
+    return self.task_id, self.trial
+
+  @property
+  def waits_for(self) -> Sequence[results.Key]:
+    return [(task_id, self.trial) for task_id in self.after]
+
+
 def measure(
   measured: benchmark.Benchmark,
   policy: policies.Policy,
@@ -54,6 +79,8 @@ def measure(
   settings: Settings,
 ) -> list[results.Result]:
   """Results in the order of tasks and trials; what the file has is not rerun.
+
+  Prerequisites stand before the first task that needs them.
 
   Args:
     measured: the benchmark.
@@ -72,17 +99,12 @@ def measure(
   if settings.max_calls is not None:
     what['max_calls'] = settings.max_calls
   file = results.File(path, what)
-  wanted = [
-    (category, task_id, trial)
-    for category, task_ids in tasks.items()
-    for task_id in task_ids
-    for trial in range(settings.trials)
-  ]
+  jobs = _jobs(measured, tasks, settings.trials)
   try:
-    left = [w for w in wanted if _is_missing(file, w, settings)]
+    left = [job for job in jobs if _is_missing(file, job, settings)]
     if left:
       _run(measured, policy, left, file, settings)
-    return [file.results[task_id, trial] for _, task_id, trial in wanted]
+    return [file.results[job.key] for job in jobs]
   finally:
     file.close()
 
@@ -95,6 +117,7 @@ def select(
   """Task ids by category: all, or those asked for; raises UserError."""
   known = list(measured.categories())
   if odd := [c for c in categories if c not in known]:
+    measured.task_ids(odd[0])  # the benchmark may know why, and raise
     raise errors.UserError(
       f'{measured.name} has no category {odd[0]!r}; it has {", ".join(known)}'
     )
@@ -115,50 +138,62 @@ def select(
 def attempt(
   measured: benchmark.Benchmark,
   policy: policies.Policy,
-  task: tuple[str, str, int],  # category, task id, trial
+  job: Job,
+  before: Sequence[results.Result],
   settings: Settings,
   stopped: threading.Event,
 ) -> results.Result | None:
-  """One attempt; whatever happens is in its result. None once stopped."""
-  category, task_id, trial = task
+  """One attempt; whatever happens is in its result. None once stopped.
+
+  Args:
+    measured: the benchmark.
+    policy: who is measured.
+    job: the task and trial.
+    before: results of the job's prerequisites, in order.
+    settings: its limits, and what is kept of it.
+    stopped: set when nobody wants it any more.
+  """
   start, spent = time.monotonic(), dict.fromkeys(_SPENT, 0)
   started = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
   result = {}
   try:
-    opened = measured.open(task_id)
+    opened = _open(measured, job, before)
     try:
-      recorder = recording.Recorder(task_id, opened, settings.redact)
-      speaker = policy.begin(task_id, trial)
+      recorder = recording.Recorder(job.task_id, opened, settings.redact)
+      speaker = policy.begin(job.task_id, job.trial)
       over = _talk(opened, speaker, recorder, settings, spent, stopped)
       if stopped.is_set() and not over:
         return None
-      outcome = opened.score()
-      result = {
-        **dataclasses.asdict(outcome),
-        'capped': not over,
-        'record': opened.record(),
-      }
+      scored = {} if job.prerequisite else dataclasses.asdict(opened.score())
+      result = {**scored, 'capped': not over, 'record': opened.record()}
       if settings.demonstrations:
         kept = recorder.demonstration(policy.name)
         result['demonstration'] = json.loads(records.to_json(kept))
     finally:
       opened.close()
+  except _PrerequisiteFailed as error:
+    result = {'error': f'prerequisite: {error}'}
   except benchmark.AttemptFailed as error:
     result = {'error': f'benchmark: {error}'}
   except policies.PolicyFailed as error:
     result = {'error': f'policy: {error.kind}'}
   except Exception as error:  # one attempt's bug does not cost the others
-    logging.exception('attempt %d at %s', trial, task_id)
+    logging.exception('attempt %d at %s', job.trial, job.task_id)
     result = {'error': f'internal: {error!r}'}
   return results.Result(
-    task_id=task_id,
-    category=category,
-    trial=trial,
+    task_id=job.task_id,
+    category=job.category,
+    trial=job.trial,
+    prerequisite=job.prerequisite,
     started=started,
     seconds=round(time.monotonic() - start, 3),
     **spent,
     **result,
   )
+
+
+class _PrerequisiteFailed(Exception):
+  """An attempt has nothing to go on from."""
 
 
 _SPENT = (
@@ -203,17 +238,53 @@ def _talk(
   return False
 
 
-def _is_missing(
-  file: results.File, task: tuple[str, str, int], settings: Settings
-) -> bool:
-  known = file.results.get(task[1:])
+def _open(
+  measured: benchmark.Benchmark, job: Job, before: Sequence[results.Result]
+) -> benchmark.Attempt:
+  if not before:
+    return measured.open(job.task_id)
+  for one in before:
+    if one.error:
+      raise _PrerequisiteFailed(one.task_id)
+  return measured.open_after(job.task_id, [one.record for one in before])
+
+
+def _jobs(
+  measured: benchmark.Benchmark,
+  tasks: Mapping[str, Sequence[str]],
+  trials: int,
+) -> list[Job]:
+  """Attempts at tasks, and before them at what they go on from."""
+  jobs: dict[results.Key, Job] = {}
+  chained = isinstance(measured, benchmark.Chained)
+  before = measured.prerequisites if chained else lambda task_id: ()
+  for category, task_ids in tasks.items():
+    for task_id in task_ids:
+      after = before(task_id)
+      for trial in range(trials):
+        for other in after:
+          job = Job(
+            category=category,
+            task_id=other,
+            trial=trial,
+            after=before(other),
+            prerequisite=True,
+          )
+          jobs.setdefault(job.key, job)
+        job = Job(category=category, task_id=task_id, trial=trial, after=after)
+        jobs[job.key] = job
+  return list(jobs.values())
+
+
+def _is_missing(file: results.File, job: Job, settings: Settings) -> bool:
+  known = file.results.get(job.key)
   return known is None or (settings.retry_errored and bool(known.error))
 
 
 def _run(
   measured: benchmark.Benchmark,
   policy: policies.Policy,
-  left: Sequence[tuple[str, str, int]],
+  left: Sequence[Job],
   file: results.File,
   settings: Settings,
 ) -> None:
@@ -221,15 +292,25 @@ def _run(
   stopped = threading.Event()
   pool = concurrent.futures.ThreadPoolExecutor(settings.workers)
   counts: types.Json = {'success': 0, 'errored': 0}
+  undone = {job.key for job in left}
+  waiting, over = list(left), queue.SimpleQueue()
   try:
-    futures = [
-      pool.submit(attempt, measured, policy, task, settings, stopped)
-      for task in left
-    ]
     with progress.bar(measured.name, len(left), unit='attempt') as bar:
-      for future in concurrent.futures.as_completed(futures):
-        result = future.result()
+      while undone:
+        held = []
+        for job in waiting:
+          if not undone.isdisjoint(job.waits_for):
+            held.append(job)
+            continue
+          before = [file.results[key] for key in job.waits_for]
+          future = pool.submit(
+            attempt, measured, policy, job, before, settings, stopped
+          )
+          future.add_done_callback(over.put)
+        waiting = held
+        result = over.get().result()
         file.add(result)
+        undone.remove(result.key)
         counts['success'] += result.success
         counts['errored'] += bool(result.error)
         bar.advance(1, **counts)

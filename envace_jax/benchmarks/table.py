@@ -3,7 +3,8 @@
 Errored attempts are counted and left out of every rate. `success` and `reward`
 are means over tasks of the mean over trials; `hat_k` is pass^k, with k as many
 as the trials. A bootstrap over tasks that all agree has no width, so a category
-with one trial a task has Wilson's interval, which has.
+with one trial a task has Wilson's interval, which has. Prerequisites of tasks
+are in what was spent, and in nothing else.
 """
 
 from collections.abc import Iterable, Sequence
@@ -74,7 +75,8 @@ def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
   return '\n'.join(f'| {" | ".join(row)} |' for row in rows)
 
 
-def _row(name: str, found: Sequence[results.Result], seed: int) -> Row:
+def _row(name: str, made: Sequence[results.Result], seed: int) -> Row:
+  found = [result for result in made if not result.prerequisite]
   outcomes = [
     (_task(result), None if result.error else result.success)
     for result in found
@@ -97,17 +99,17 @@ def _row(name: str, found: Sequence[results.Result], seed: int) -> Row:
     tasks=len(tasks),
     attempts=len(found),
     errored=rate.num_unjudged,
-    capped=sum(result.capped for result in found),
+    capped=sum(result.capped for result in made),
     success=interval,
     reward=intervals.bootstrap_mean(rewards, seed=seed),
     hat_k=success.passes(outcomes, k, seed=seed).all_of_k,
     k=k,
     unjudged_tasks=rate.unjudged_tasks,
-    calls=sum(result.calls for result in found),
-    tokens_in=sum(result.tokens_in for result in found),
-    tokens_out=sum(result.tokens_out for result in found),
-    rehearsal_tokens=sum(result.rehearsal_tokens for result in found),
-    seconds=sum(result.seconds for result in found),
+    calls=sum(result.calls for result in made),
+    tokens_in=sum(result.tokens_in for result in made),
+    tokens_out=sum(result.tokens_out for result in made),
+    rehearsal_tokens=sum(result.rehearsal_tokens for result in made),
+    seconds=sum(result.seconds for result in made),
   )
 
 

@@ -9,7 +9,7 @@ observation, or counts against the attempt.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import pathlib
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from envace_jax import types
 
@@ -57,7 +57,10 @@ class Recorded:
 
 
 class Attempt(Protocol):
-  """One attempt at one task. It shares no state with any other attempt."""
+  """One attempt at one task. It shares no state with any other attempt.
+
+  What it goes on from (`Chained`) is a value that it was given.
+  """
 
   system: str  # '' for none
   instruction: str  # the user's first message
@@ -120,3 +123,26 @@ class Benchmark(Protocol):
     self, directory: pathlib.Path, policy: str, recorded: Sequence[Recorded]
   ) -> Sequence[pathlib.Path]:
     """Writes result files as the benchmark's own tools read them, if any do."""
+
+
+@runtime_checkable
+class Chained(Protocol):
+  """What a benchmark adds if some of its attempts go on from others.
+
+  A prerequisite is attempted by the same policy in the same trial, once for all
+  that need it. It is an attempt like any other, with its calls, its cost and
+  its record, but nobody asks for its score. All that goes on from it is its
+  record: that is kept with the results, so a measurement that is resumed goes
+  on from the very same, and two measurements never share anything.
+  """
+
+  oracle_note: str  # what an oracle proves where nobody recorded a plan
+
+  def prerequisites(self, task_id: str) -> Sequence[str]:
+    """Ids of tasks to attempt before, in order; a prerequisite has its own."""
+
+  def open_after(self, task_id: str, records: Sequence[Any]) -> Attempt:
+    """Like `open`, from what its prerequisites left: their records, in order.
+
+    `open` begins as if they had left nothing.
+    """

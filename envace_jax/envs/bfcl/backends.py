@@ -31,6 +31,7 @@ COSTLY = {
 }
 MAX_COST = 10_000
 MAX_FILES = 20_000  # directories copied into themselves never end
+MAX_MEMORY = 100_000  # characters, which replacing could square each time
 
 _RAISED = 'Error during execution: '
 _EXECUTING = threading.RLock()
@@ -67,14 +68,15 @@ class Backends:
     Raises:
       Overgrown: a file system can no longer be walked.
     """
-    texts, faults = zip(*map(self._text, calls), strict=True)
-    observations = [
-      tool_calls.clean(fault or observation)
-      for fault, observation in zip(faults, self._run(texts)[0], strict=True)
-    ]
+    observations, texts = [], []
+    for call in calls:
+      text, fault = self._text(call)
+      observation = fault or self._run([text])[0][0]
+      observations.append(tool_calls.clean(observation))
+      texts.append(text)
     if any(call.name == 'cp' for call in calls):
       check_size(self.instances.get('GorillaFileSystem'))
-    return observations, list(texts)
+    return observations, texts
 
   def check(
     self, turns: Sequence[Sequence[Sequence[str]]], truth: types.Json
@@ -105,7 +107,17 @@ class Backends:
       return REFUSED, f'{_RAISED}{error}'
     if _number(call.arguments.get(COSTLY.get(call.name))) > MAX_COST:
       return REFUSED, f'{_RAISED}{COSTLY[call.name]} is beyond {MAX_COST}'
+    if call.name == 'memory_replace' and self._memory_after(call) > MAX_MEMORY:
+      return REFUSED, f'{_RAISED}memory would be longer than {MAX_MEMORY}'
     return text, None
+
+  def _memory_after(self, call: types.ToolCall) -> int:
+    """Characters of a recursive summary once a text in it is replaced."""
+    memory = self.instances['MemoryAPI_rec_sum'].memory
+    old, new = (
+      str(call.arguments.get(name, '')) for name in ('old_text', 'new_text')
+    )
+    return len(memory) + memory.count(old) * (len(new) - len(old))
 
   def _run(self, texts: Sequence[str]) -> tuple[list[str], dict]:
     entry = self._entry

@@ -47,6 +47,10 @@ class Package:
     """Questions of a category, in the package's own order."""
     return _entries(self, category)
 
+  def sessions(self, category: str) -> list[types.Json]:
+    """Conversations that come before a memory category's questions."""
+    return _sessions(self, category)
+
   def answers(self, category: str) -> list[types.Json]:
     """Ground truth, in the order of the questions."""
     return _answers(self, category)
@@ -125,6 +129,12 @@ def _scratch() -> tempfile.TemporaryDirectory:
 @functools.cache
 def _entries(package: Package, category: str) -> list[types.Json]:
   return package.utils.load_dataset_entry(category, include_prereq=False)
+
+
+@functools.cache
+def _sessions(package: Package, category: str) -> list[types.Json]:
+  both = package.utils.load_dataset_entry(category, include_prereq=True)
+  return [e for e in both if package.utils.is_memory_prereq(e['id'])]
 
 
 @functools.cache

@@ -5,13 +5,17 @@
   irrelevance   mean of the two categories' accuracies
   relevance     its one category
   non_live      mean of simple, multiple, parallel and parallel_multiple
+  memory        mean of the three stores' accuracies
+  memory_kv.student, ...  one store's accuracy in one scenario, which the
+                leaderboard does not show
 
 The leaderboard's `simple` is itself the mean of Python, Java and JavaScript;
 ours is Python alone and the group is named for it. There is no overall score:
-most of it is made of what does not run here. A group is reported when all of
-its categories were attempted. An attempt that broke down through no fault of
-the policy is counted as errored and kept apart; the leaderboard's accuracy,
-used for groups, counts it as wrong.
+much of it is made of what does not run here. A group is reported when all of
+its categories were attempted, and a scenario where all attempts at its category
+were judged: an errored one does not say which it was at. An attempt that broke
+down through no fault of the policy is counted as errored and kept apart; the
+leaderboard's accuracy, used for groups, counts it as wrong.
 """
 
 import collections
@@ -43,6 +47,7 @@ _UNWEIGHTED = {
     'multi_turn_miss_param',
     'multi_turn_long_context',
   ),
+  'memory': ('memory_kv', 'memory_vector', 'memory_rec_sum'),
 }
 
 
@@ -100,3 +105,18 @@ def group_scores(scores: Mapping[str, CategoryScore]) -> dict[str, float]:
       accuracies = [part.leaderboard_accuracy for part in parts]
       groups[name] = sum(accuracies) / len(accuracies)
   return groups
+
+
+def scenario_scores(
+  outcomes: Mapping[str, Iterable[benchmark.Outcome | None]],
+) -> dict[str, float]:
+  """Accuracy by memory category and scenario, where nothing errored."""
+  shares: dict[str, list[bool]] = {}
+  for category, found in outcomes.items():
+    found = list(found)
+    if any(one is None or 'scenario' not in one.parts for one in found):
+      continue
+    for one in found:
+      name = f'{category}.{one.parts["scenario"]}'
+      shares.setdefault(name, []).append(one.success)
+  return {name: sum(some) / len(some) for name, some in shares.items()}

@@ -62,4 +62,7 @@ def _schema(schema: types.Json, mapping) -> types.Json:
     }
   if isinstance(schema.get('items'), Mapping):
     translated['items'] = _schema(schema['items'], mapping)
+  if isinstance(schema.get('items'), list):  # of a tuple, one by one
+    del translated['items']
+    translated['prefixItems'] = [_schema(s, mapping) for s in schema['items']]
   return translated
