@@ -234,12 +234,11 @@ class _Loop:
     if gate is None or not rows:
       return [True] * len(rows)
     finished = self._session.rows()
-    read = self._template.read
     return gate(
       [
         Between(
           task=self._tasks[row],
-          said=read(said.tokens, said.authors),
+          said=row_reading.read(self._template, said.tokens, said.authors),
           turn=self.rows[row].turn,
         )
         for row in rows
