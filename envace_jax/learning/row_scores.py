@@ -39,7 +39,7 @@ def with_kl(model, params, ref_params, rows, config):
 
 
 def logprobs_of(model, params, rows, config, temperature_BT):
-  """`logprobs.TokenLogprobs` of the rows; zeros where packing left them empty."""
+  """`logprobs.TokenLogprobs` of the rows; zeros where none is left."""
   return _unless_empty(
     rows,
     config,
