@@ -9,7 +9,6 @@ needs published samples no more.
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import functools
 import json
 import pathlib
 
@@ -18,18 +17,15 @@ import ml_collections
 
 from envace_jax import (
   benchmark_worlds,
+  desk_worlds,
   errors,
-  progress,
   published,
   types,
   workdirs,
 )
 from envace_jax.envs import base as envs
 from envace_jax.envs.desk import data as desk_data
-from envace_jax.envs.desk import demos as desk_demos
 from envace_jax.envs.desk import environment as desk
-from envace_jax.envs.desk import reflections as desk_reflections
-from envace_jax.envs.desk import samples as desk_samples
 from envace_jax.envs.desk import tasks as desk_tasks
 from envace_jax.rewards import checklist
 from envace_jax.tasks import dataset
@@ -43,11 +39,10 @@ from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers
 from envace_jax.weights import pretrained as weights
 
-GENERATED = ('small', 'resampled')  # values of data.world that need no files
 SPLITS = desk_tasks.SPLITS
 TOKENIZER_FILE = 'tokenizer.model'
 _DATASET = 'records'
-_DEMONSTRATIONS = 'demonstrations'
+_DEMONSTRATIONS = desk_worlds.DEMONSTRATIONS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,7 +93,7 @@ def prepare(
   demonstrations = records[_DEMONSTRATIONS]
   words = _words(config, directory, demonstrations, published)
   if world is None:
-    make_environment = _environment(config, tasks)
+    make_environment = desk_worlds.environment(config, tasks)
     is_write, determinable = desk_tasks.is_write, desk.determinable
   else:
     make_environment, is_write = world.make_environment, world.is_write
@@ -112,26 +107,6 @@ def prepare(
     is_write=is_write,
     determinable=determinable,
   )
-
-
-def generate_tasks(
-  config: ml_collections.ConfigDict,
-) -> tuple[dict[str, list[types.Task]], desk_data.DeskConfig]:
-  """MiniDesk tasks by split, and the desk that they are made for."""
-  c, world = config.data, desk_config(config)
-  counts = {
-    'train': c.num_train,
-    'dev': c.num_dev,
-    'test_iid': c.num_test,
-    'test_ood': c.num_test,
-  }
-  return desk_tasks.make_tasks(world, counts, c.world_seed), world
-
-
-def desk_config(config: ml_collections.ConfigDict) -> desk_data.DeskConfig:
-  """The desk that tasks are made for."""
-  size = desk.RESAMPLED if config.data.world == 'resampled' else desk.SMALL
-  return dataclasses.replace(size, seed=config.data.world_seed)
 
 
 def template(
@@ -215,7 +190,7 @@ def _stored(
       elif world is not None:
         records = benchmark_worlds.records(world, config)
       else:
-        records = _generate(config)
+        records = desk_worlds.records(config)
       stored = dataset.write_dataset(directory, _DATASET, records)
   if c.world == 'published':
     reported = json.loads((directory / published.REPORT_FILE).read_text())
@@ -225,28 +200,6 @@ def _stored(
     split: list(dataset.Records(stored, split))
     for split in (*SPLITS, _DEMONSTRATIONS)
   }
-
-
-def _generate(config) -> dict[str, Sequence]:
-  c = config.data
-  with progress.bar('data: tasks and demonstrations', 2, unit='part') as bar:
-    made, world = generate_tasks(config)
-    if c.records:
-      made['train'] = desk_samples.grounded(made['train'], world)
-    bar.advance()
-    demonstrations = desk_demos.make_demonstrations(
-      world,
-      made['train'],
-      count=c.num_demonstrations,
-      habits=c.habits.to_dict(),
-      notes_fraction=c.notes_fraction,
-      seed=c.world_seed,
-    )
-    demonstrations = desk_reflections.reflect(
-      world, made['train'], demonstrations, c.reflections, seed=c.world_seed
-    )
-    bar.advance()
-  return {**made, _DEMONSTRATIONS: demonstrations}
 
 
 def _read_published(
@@ -284,53 +237,6 @@ def _too_long(config, words: Words, task: types.Task) -> str:
   return ''
 
 
-def _environment(
-  config, tasks: dict[str, list[types.Task]]
-) -> Callable[[], envs.Environment] | None:
-  """The desk that the tasks name; None if there is none that names one.
-
-  Raises:
-    UserError: some do and some do not, or they name different ones.
-  """
-  if config.data.world in GENERATED:
-    return functools.partial(desk.Desk, desk_config(config))
-  named = {}
-  for task in (task for split in tasks.values() for task in split):
-    named.setdefault(_desk_of(config, task), task.id)
-  if len(named) > 1:
-    (one, task), (other, another) = list(named.items())[:2]
-    raise errors.UserError(
-      f'task {task} is executed in {one or "nothing"} and task {another} in '
-      f'{other or "nothing"}; let all of them name one desk, or none'
-    )
-  (one,) = named
-  if one is None:
-    logging.warning(
-      'no task says where it can be executed: real success, the gap, fidelity, '
-      'optimism and private rehearsal are not measured, only success in the '
-      "policy's own world"
-    )
-    return None
-  return functools.partial(desk.Desk, one)
-
-
-def _desk_of(config, task: types.Task) -> desk_data.DeskConfig | None:
-  if not task.environment:
-    return None
-  name, seed = map(task.environment.get, ('name', 'seed'))
-  if name != 'desk' or not isinstance(seed, int):
-    raise errors.UserError(
-      f'task {task.id}: its environment is {name!r} of seed {seed!r}; only '
-      "'desk' with a whole number is known, leave it out to train without"
-    )
-  if config.data.world == 'jsonl':
-    return desk_config(config)
-  try:
-    return desk_samples.desk_of(task.environment)
-  except ValueError as error:
-    raise errors.UserError(f'task {task.id}: {error}') from error
-
-
 def _words(config, directory, demonstrations, published_policy) -> Words:
   """Those of the published policy, or ours, learned where there are none."""
   if published_policy is not None:
@@ -343,7 +249,7 @@ def _words(config, directory, demonstrations, published_policy) -> Words:
   path = directory / TOKENIZER_FILE
   if not path.exists():
     texts = [text for demo in demonstrations for text in _texts(demo)]
-    if config.data.world in GENERATED:
+    if config.data.world in desk_worlds.GENERATED:
       texts += desk_data.lexicon()  # values that no demonstration mentions
     trained = tokenizers.SentencePieceTokenizer.train(
       texts, config.data.vocab_size, thoughts=config.prompt.thoughts

@@ -16,7 +16,7 @@ import sys
 import ml_collections
 
 from envace_jax import data as datasets
-from envace_jax import errors, pretrained, refusals
+from envace_jax import desk_worlds, errors, pretrained, refusals
 from envace_jax.envs.checklist import files as checklist_files
 from envace_jax.envs.desk import samples as desk_samples
 
@@ -28,10 +28,10 @@ def run(config: ml_collections.ConfigDict, directory: str) -> int:
     UserError: the config generates none, or a file is there already.
   """
   refusals.validate(config, pretrained.architecture(config))
-  if config.data.world not in datasets.GENERATED:
+  if config.data.world not in desk_worlds.GENERATED:
     raise errors.UserError(
       f'data.world={config.data.world!r} makes no tasks to export; use one of '
-      f'{", ".join(datasets.GENERATED)}'
+      f'{", ".join(desk_worlds.GENERATED)}'
     )
   folder = pathlib.Path(directory)
   paths = {split: folder / f'{split}.jsonl' for split in datasets.SPLITS}
@@ -39,7 +39,7 @@ def run(config: ml_collections.ConfigDict, directory: str) -> int:
     raise errors.UserError(
       f'{", ".join(present)} would be overwritten; use another --out'
     )
-  tasks, world = datasets.generate_tasks(config)
+  tasks, world = desk_worlds.generate_tasks(config)
   folder.mkdir(parents=True, exist_ok=True)
   for split, path in paths.items():
     samples = desk_samples.samples(tasks[split], world)

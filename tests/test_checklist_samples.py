@@ -17,7 +17,7 @@ from envace_jax.envs.desk import samples as desk_samples
 from envace_jax.envs.desk import tasks as desk_tasks
 from envace_jax.rewards import checklist, verifiers
 from envace_jax.tasks import records
-from envace_jax.text import template, tokenizer
+from envace_jax.text import row_reading, template, tokenizer
 
 
 def test_a_published_sample_means_this():
@@ -307,7 +307,7 @@ def test_a_reference_dialogue_is_a_row_that_reads_back():
   loaded = published.load(published.sample(), strict=True)
   (demonstration,) = loaded.demonstrations
   forms = template.Template(tokenizer.ByteTokenizer(), parallel=True)
-  reading = forms.read(*forms.demonstration(demonstration))
+  reading = row_reading.read(forms, *forms.demonstration(demonstration))
   assert reading.steps == demonstration.steps
   assert reading.turn_replies == demonstration.turn_replies
   assert reading.reply == demonstration.reply

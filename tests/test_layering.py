@@ -30,6 +30,7 @@ LAYERS = (
     'pretrained',
     'serving',
     'benchmark_worlds',
+    'desk_worlds',
   ),
   ('data', 'components', 'benchmarks'),
   ('refusals', 'logprob_memory'),

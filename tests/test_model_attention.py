@@ -233,6 +233,7 @@ def test_auto_is_the_reference_here_to_the_last_bit(make_model):
   )
 
 
+@pytest.mark.nightly  # three minutes of a compiler
 def test_the_tpu_compiler_takes_the_train_step():
   """Sixteen chips that are not here: a train step, and a forward alone."""
   pytest.importorskip('libtpu', reason='needs libtpu, the TPU compiler')

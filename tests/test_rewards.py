@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from envace_jax import types
-from envace_jax.rewards import checklist, verifiers
+from envace_jax.rewards import checklist, phrases, verifiers
 
 PASS, FAIL, ABSTAIN = types.Verdict
 
@@ -141,7 +141,7 @@ def test_replied(contains, excludes, verdict):
   ],
 )
 def test_mentions(text, phrase, found):
-  assert verifiers.mentions(text, phrase) is found
+  assert phrases.mentions(text, phrase) is found
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from talkative import ANYTHING, HEADERS, NO_RULES, TEMPLATE, decoder_for, task
 from envace_jax import types
 from envace_jax.rollout import alternation, collect, episodes, on_device
 from envace_jax.sampling import keys, samplers
+from envace_jax.text import row_reading
 from envace_jax.text import template as templates
 from envace_jax.worlds import base as worlds
 from envace_jax.worlds import own_row, real, rehearsal
@@ -284,7 +285,7 @@ def test_the_policy_as_its_own_simulator_answers_in_the_same_words(policy):
   compared = 0
   for left, right in zip(own, other, strict=True):
     mine, theirs = (
-      TEMPLATE.read(one.rows[0].tokens, one.rows[0].authors).steps
+      row_reading.read(TEMPLATE, one.rows[0].tokens, one.rows[0].authors).steps
       for one in (left, right)
     )
     if mine and theirs:

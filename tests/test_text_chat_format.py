@@ -14,6 +14,7 @@ from envace_jax.text import (
   formats,
   recorded_rows,
   row_breaks,
+  row_reading,
 )
 from envace_jax.text import template as templates
 
@@ -113,7 +114,7 @@ def test_words_and_stops_are_trained_and_joints_are_not(tokenizers):
     for author, _, stop in templates.runs(authors):
       if author in roles:
         assert ids[stop - 1] in template.stop_ids[roles[author]]
-    reading = template.read(ids, authors)
+    reading = row_reading.read(template, ids, authors)
     said = [step.observation_text.lstrip() for step in reading.steps]
     assert said == [HOSTILE.lstrip()] * 4
     assert all(s.action.name == 'f' for s in reading.steps)

@@ -9,6 +9,7 @@ from envace_jax.text import (
   fast_tokenizer,
   json_calls,
   recorded_rows,
+  row_reading,
 )
 from envace_jax.text import template as templates
 
@@ -36,7 +37,7 @@ def test_rows_are_one_rendering(made, rounds):
     task_id='t', instruction='go', steps=[step] * rounds, reply='Done.'
   )
   ((ids, authors),) = recorded_rows.rows(template, demo)
-  reading = template.read(ids, authors)
+  reading = row_reading.read(template, ids, authors)
   assert [s.action.arguments for s in reading.steps] == [
     {'i': '<|eot_id|>'}
   ] * rounds

@@ -11,7 +11,7 @@ from talkative import ANYTHING, NO_RULES, TEMPLATE, decoder_for, task
 from envace_jax import types
 from envace_jax.rollout import collect
 from envace_jax.sampling import keys, samplers
-from envace_jax.text import rehearse_prompt
+from envace_jax.text import rehearse_prompt, row_reading
 from envace_jax.text import template as templates
 from envace_jax.text import tokenizer as tokenizers
 from envace_jax.worlds import own_row, rehearsal
@@ -215,7 +215,7 @@ def test_a_demonstration_reads_back_as_it_was(parallel):
     turn_replies=('once', 'twice'),
     reply='done',
   )
-  reading = template.read(*template.demonstration(demo))
+  reading = row_reading.read(template, *template.demonstration(demo))
   assert reading.steps == steps
   assert reading.turn_replies == demo.turn_replies
   assert reading.reply == demo.reply

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from envace_jax import types
 from envace_jax.learning import batch as batches
-from envace_jax.learning import kl, losses, packing, surrogates
+from envace_jax.learning import kl, losses, row_scores, surrogates
 from envace_jax.model import logprobs, per_role, transformer
 
 Sums = dict[str, losses.WeightedSum]
@@ -200,7 +200,7 @@ def supervised_loss(
   config: LossConfig,
 ) -> tuple[jax.Array, Sums]:
   """These rows' share of the supervised loss, and sums for the log."""
-  scored = _logprobs(model, params, rows, config, None)
+  scored = row_scores.logprobs_of(model, params, rows, config, None)
   value, sums = jnp.float32(0.0), {}
   for role in types.Role:
     mask_BT = batches.loss_mask(rows, RECORDED_AUTHORS[role])
@@ -224,7 +224,7 @@ def policy_loss(
   config: LossConfig,
 ) -> tuple[jax.Array, Sums]:
   """These rows' share of the policy and KL terms, and sums for the log."""
-  scored, kl_sum = _scores(model, params, ref_params, rows, config)
+  scored, kl_sum = row_scores.with_kl(model, params, ref_params, rows, config)
   compared_BT, weight_BT = rows.logprobs, None
   if config.importance_cap is not None:
     compared_BT = rows.proximal_logprobs
@@ -271,8 +271,10 @@ def proximal_logprobs(
   config: LossConfig,
 ) -> jax.Array:
   """logp_BT of the rows as `policy_loss` scores them, without a gradient."""
-  temperature_BT = _sampling_temperatures(rows, config)
-  return _logprobs(model, params, rows, config, temperature_BT).logprob
+  temperature_BT = row_scores.sampling_temperatures(rows, config)
+  return row_scores.logprobs_of(
+    model, params, rows, config, temperature_BT
+  ).logprob
 
 
 def anchor_loss(
@@ -283,7 +285,7 @@ def anchor_loss(
   config: LossConfig,
 ) -> tuple[jax.Array, losses.WeightedSum]:
   """These rows' share of the anchor term, and its unweighted NLL."""
-  scored = _logprobs(model, params, rows, config, None)
+  scored = row_scores.logprobs_of(model, params, rows, config, None)
   mask_BT = batches.loss_mask(rows, ANCHOR_AUTHORS)
   nll = losses.negative_log_likelihood(scored.logprob, mask_BT)
   return config.nll_weight * nll.total / divisor, nll
@@ -292,64 +294,3 @@ def anchor_loss(
 def role_name(role: types.Role) -> str:
   """'act' or 'rehearse', as metric keys spell it."""
   return role.name.lower()
-
-
-def _scores(model, params, ref_params, rows, config):
-  """Scores of the rows, and mask_BT -> the KL sum (None without a reference).
-
-  The gradient is taken with respect to `params` alone.
-  """
-  temperature_BT = _sampling_temperatures(rows, config)
-  score = lambda params: _logprobs(model, params, rows, config, temperature_BT)
-  if not config.uses_reference:
-    return score(params), None
-  if config.kl_estimator is kl.KLEstimator.EXACT:
-    inputs = _inputs(rows, temperature_BT)
-    scored, kl_BT = _unless_empty(
-      rows,
-      config,
-      lambda: logprobs.token_logprobs_and_kl(
-        model, params, ref_params, *inputs, chunk=config.logprob_chunk
-      ),
-    )
-    return scored, lambda mask_BT: losses.masked_sum(kl_BT, mask_BT)
-  scored, ref = score(params), score(ref_params).logprob
-  estimate = kl.SAMPLED[config.kl_estimator]
-  return scored, lambda mask_BT: estimate(scored.logprob, ref, mask_BT)
-
-
-def _logprobs(model, params, rows, config, temperature_BT):
-  return _unless_empty(
-    rows,
-    config,
-    lambda: logprobs.token_logprobs(
-      model,
-      params,
-      *_inputs(rows, temperature_BT),
-      chunk=config.logprob_chunk,
-    ),
-  )
-
-
-def _unless_empty(rows, config, score):
-  """`score()`; zeros for a microbatch of rows that packing left empty."""
-  return packing.unless_empty(rows.lengths, score) if config.packed else score()
-
-
-def _inputs(rows, temperature_BT):
-  """What `logprobs.token_logprobs` reads of rows."""
-  return rows.tokens, batches.valid(rows), temperature_BT, rows.positions
-
-
-def _sampling_temperatures(rows, config):
-  """temperature_BT of the role that wrote the token; None when all are 1."""
-  if set(config.temperature_per_role) == {1.0}:
-    return None
-  temperature_BT = jnp.ones(rows.tokens.shape, jnp.float32)
-  for role in types.Role:
-    temperature_BT = jnp.where(
-      batches.role_mask(rows, role),
-      config.temperature_per_role[role],
-      temperature_BT,
-    )
-  return temperature_BT

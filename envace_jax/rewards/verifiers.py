@@ -16,14 +16,12 @@ ABSTAINs where there is none. No text is ever executed or shown to a model.
   no_other_writes   writes: names of writing tools; allowed: [{name, arguments}]
   state             state_hash: equal to that of the environment at the end
 
-Phrases match whole words, ignoring case. A phrase that is a number matches an
-equal number ("12.5" is in "$12.50", "4" is not in "40", "4.5" or "O4"). Values
-of arguments and fields are equal as JSON: 1 equals 1.0, not true and not "1".
+What a text mentions is said in `phrases`. Values of arguments and fields are
+equal as JSON: 1 equals 1.0, not true and not "1".
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
-import decimal
 import functools
 import json
 import re
@@ -33,6 +31,7 @@ import jsonschema
 import referencing
 
 from envace_jax import types
+from envace_jax.rewards import phrases
 from envace_jax.text import tool_calls
 
 PASS, FAIL, ABSTAIN = types.Verdict
@@ -98,20 +97,12 @@ def _schema_fault(schema: str) -> str | None:
   return None
 
 
-def mentions(text: str, phrase: str) -> bool:
-  """Whether a phrase occurs in a text as whole words or as a number."""
-  number = _number(phrase.strip())
-  if number is not None:
-    return number in _numbers(text)
-  return _phrase_pattern(phrase).search(text) is not None
-
-
 def _decide_replied(check: types.Json, transcript: Transcript) -> types.Verdict:
   reply = transcript.reply
   if reply is None or not reply.strip():
     return FAIL
-  contains = all(mentions(reply, p) for p in check.get('contains', ()))
-  excludes = any(mentions(reply, p) for p in check.get('excludes', ()))
+  contains = all(phrases.mentions(reply, p) for p in check.get('contains', ()))
+  excludes = any(phrases.mentions(reply, p) for p in check.get('excludes', ()))
   return PASS if contains and not excludes else FAIL
 
 
@@ -122,7 +113,7 @@ def _decide_observed(
     if 'about' in check and not _is_about(step.action, check['about']):
       continue
     text = _readable(step.observation_text)
-    if all(mentions(text, phrase) for phrase in check['contains']):
+    if all(phrases.mentions(text, phrase) for phrase in check['contains']):
       return PASS
   return FAIL
 
@@ -313,44 +304,3 @@ def _validator(schema: str) -> jsonschema.Draft202012Validator:
   kind.check_schema(json.loads(schema))
   # An empty registry: a $ref must not make training fetch anything.
   return kind(json.loads(schema), registry=referencing.Registry())
-
-
-_CHUNK = re.compile(r'[\w.,:/+-]+')
-_NUMBER = re.compile(
-  r'[+-]?(?:0|[1-9]\d*|[1-9]\d{0,2}(?:,\d{3})+)(?:\.\d+)?', re.ASCII
-)
-
-
-def _number(text: str) -> decimal.Decimal | None:
-  """The number a text is, and nothing but; '007' and '3-4' are none."""
-  if not _NUMBER.fullmatch(text):
-    return None
-  return decimal.Decimal(text.replace(',', ''))
-
-
-def _numbers(text: str) -> set[decimal.Decimal]:
-  """Numbers that stand alone in a text: not in ids, dates, times, ranges."""
-  found = set()
-  for chunk in _CHUNK.findall(text):
-    chunk = chunk.rstrip('.,:/+-').lstrip(',:/')
-    number = _number(chunk)
-    parts = [number] if number is not None else map(_number, chunk.split(','))
-    found.update(part for part in parts if part is not None)
-  return found
-
-
-@functools.lru_cache(4096)
-def _phrase_pattern(phrase: str) -> re.Pattern:
-  """Whole words in any case, any white space; ids do not match inside ids."""
-  words = phrase.split()
-  left, right = r'(?<!\w)', r'(?!\w)'
-  if any(
-    map(str.isdigit, phrase)
-  ):  # O12 is not in O12-3, nor 'order 4' in 'order 4.5'
-    left, right = left + r'(?<!\w-)', r'(?!-?\w|[.,]\d)'
-  return re.compile(
-    (left if re.match(r'\w', words[0]) else '')
-    + r'\s+'.join(map(re.escape, words))
-    + (right if re.search(r'\w$', words[-1]) else ''),
-    re.IGNORECASE,
-  )

@@ -16,7 +16,7 @@ import numpy as np
 from envace_jax import types
 from envace_jax.rollout import episodes, reopening
 from envace_jax.sampling import generator
-from envace_jax.text import formats, row_breaks, tool_calls
+from envace_jax.text import formats, row_breaks, row_reading, tool_calls
 from envace_jax.text import template as templates
 from envace_jax.worlds import base as worlds
 
@@ -26,7 +26,7 @@ class Between:
   """An episode between two user turns."""
 
   task: types.Task
-  said: templates.Reading
+  said: row_reading.Reading
   turn: int  # the one that has just ended
 
 
@@ -234,12 +234,11 @@ class _Loop:
     if gate is None or not rows:
       return [True] * len(rows)
     finished = self._session.rows()
-    read = self._template.read
     return gate(
       [
         Between(
           task=self._tasks[row],
-          said=read(said.tokens, said.authors),
+          said=row_reading.read(self._template, said.tokens, said.authors),
           turn=self.rows[row].turn,
         )
         for row in rows

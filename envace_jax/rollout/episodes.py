@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 
 from envace_jax import types
-from envace_jax.text import formats, row_breaks
+from envace_jax.text import formats, row_breaks, row_reading
 from envace_jax.text import template as templates
 from envace_jax.worlds import base as worlds
 
@@ -86,7 +86,7 @@ def episode_of(
   the user would have gone on.
   """
   said = stream(finished.rows, finished.opened_at)
-  reading = template.read(said.tokens, said.authors)
+  reading = row_reading.read(template, said.tokens, said.authors)
   replied = finished.stop_reason is types.StopReason.REPLIED
   turn_replies = list(reading.turn_replies)
   if not replied and reading.reply is not None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from envace_jax import types
 from envace_jax.serving import conversations, jobs
-from envace_jax.text import formats, reflection
+from envace_jax.text import formats, reflection, row_reading
 from envace_jax.text import template as templates
 
 _CHOICE = 1 << 16  # from here on, streams of random numbers are no reply's
@@ -123,7 +123,7 @@ class Rehearsal:
   def episode(self) -> types.Episode:
     """What was said, as every rollout leaves it."""
     ids, authors = templates.join(self._said)
-    reading = self._rules.template.read(ids, authors)
+    reading = row_reading.read(self._rules.template, ids, authors)
     replied = self.stop is types.StopReason.REPLIED
     logprobs = np.zeros(len(ids), np.float32)
     return types.Episode(

@@ -20,6 +20,7 @@ import pathlib
 
 from envace_jax import errors, types
 from envace_jax.text import (
+  call_marker,
   chat_markup,
   chat_messages,
   fast_tokenizer,
@@ -65,7 +66,10 @@ class ChatFormat:
     )
     self._call = self._calling(1)
     self._derive_joints()
-    self.marker = self._find_marker()
+    lead = self._body([_USER, self._call], _NAME)
+    in_reply = self._body([_USER, _REPLY], _SAY)
+    self._is_json = tool_calls.CALL_OPEN not in lead
+    self.marker = call_marker.find(markup, lead, in_reply)
     joints = formats.Joint
     self.breaks = frozenset(
       joint
@@ -105,7 +109,7 @@ class ChatFormat:
       return header, ids[len(header) :]
     # A token that they share counts as the observation's, whose text then
     # begins with the joint's last line end.
-    kept = len(_common_start([ids, header]))
+    kept = len(call_marker.common_start([ids, header]))
     return ids[:kept], ids[kept:]
 
   def user_turn(self, text: str) -> list[int]:
@@ -226,35 +230,6 @@ class ChatFormat:
       cut = len(between) - len(before)
       self._texts[formats.Joint.AGAIN] = between[len(seen_end) : cut]
 
-  def _find_marker(self) -> formats.Marker:
-    """What every call has and no reply: a control piece, a tag, an opening."""
-    lead = self._body([_USER, self._call], _NAME)
-    in_reply = self._body([_USER, _REPLY], _SAY)
-    self._is_json = tool_calls.CALL_OPEN not in lead
-    common = {match[0] for match in self._markup.controls(in_reply)}
-    for match in self._markup.controls(lead):
-      if match[0] not in common:
-        return formats.Marker(ids=tuple(self._markup.encode(match[0])))
-    encode = self._markup.encode
-    if not self._is_json:
-      tag = tool_calls.CALL_OPEN
-      ways = [
-        encode(before + tag + after)
-        for before in ('', 'x', '.', ' ', '\n')
-        for after in ('\n', '{"', ' ', '')
-      ]
-      return formats.Marker(ids=_longest_common(ways))
-    spelt = lead[len(in_reply) :] if lead.startswith(in_reply) else lead
-    ways = [encode(spelt + name) for name in ('a', 'get_order', 'X1', '"')]
-    ways += [encode(spelt.replace(' ', '') + 'a')]
-    ids = _common_start(ways)
-    if not ids:
-      raise ValueError(
-        'the chat template shows no sign by which a call can be known; use '
-        'another template'
-      )
-    return formats.Marker(ids=ids, at_start=True)
-
   def _breaks_at_tools(self) -> bool:
     """Whether an answered call is shown otherwise than it was said."""
     seen = {'role': 'tool', 'name': 'tool', 'content': _SEEN}
@@ -350,24 +325,3 @@ def _source_of(value) -> str:
 def _up_to_control(markup: chat_markup.Markup, text: str) -> str:
   found = markup.controls(text)
   return text[: found[-1].end()] if found else ''
-
-
-def _common_start(ways: Sequence[Sequence[int]]) -> tuple[int, ...]:
-  size = 0
-  while all(len(w) > size for w in ways) and len({w[size] for w in ways}) == 1:
-    size += 1
-  return tuple(ways[0][:size])
-
-
-def _longest_common(ways: Sequence[Sequence[int]]) -> tuple[int, ...]:
-  """The longest run of ids that all have; of the first, the first."""
-  first = ways[0]
-  for size in range(len(first), 0, -1):
-    for start in range(len(first) - size + 1):
-      marker = formats.Marker(ids=first[start : start + size])
-      if all(marker.is_in(way) for way in ways):
-        return tuple(marker.ids)
-  raise ValueError(
-    f'{tool_calls.CALL_OPEN} has no encoding of its own here; use a tokenizer '
-    'that keeps words apart'
-  )

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from envace_jax import errors, types
-from envace_jax.text import formats
+from envace_jax.text import formats, row_reading
 from envace_jax.text import template as templates
 
 
@@ -45,7 +45,7 @@ def remade_prompt(
       text = template.text(ids[start:stop])
     elif author == types.Author.USER:
       text = next(asked)
-    elif author in templates.OBSERVING:
+    elif author in row_reading.OBSERVING:
       author, text = (
         types.Author.WORLD,
         template.observation_text(ids[start:stop]),

@@ -25,7 +25,6 @@ again.
 """
 
 from collections.abc import Sequence
-import dataclasses
 
 import numpy as np
 
@@ -34,23 +33,6 @@ from envace_jax.text import formats
 from envace_jax.text import tokenizer as tokenizers
 
 Span = tuple[np.ndarray, np.ndarray]  # ids [T] int32, authors [T] int8
-
-# Authors of observations in a row of ACT, and whose words they are.
-OBSERVING = {
-  types.Author.REHEARSE: types.Author.REHEARSE,
-  types.Author.COPIED: types.Author.REHEARSE,
-  types.Author.WORLD: types.Author.WORLD,
-}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Reading:
-  """What a row says."""
-
-  steps: Sequence[types.Step]  # answered calls
-  turn_replies: Sequence[str]  # replies that a user turn followed
-  reply: str | None  # a finished reply that ends the row
-  num_turns: int  # user turns that began
 
 
 class Template:
@@ -212,43 +194,6 @@ class Template:
   def observation_text(self, ids: Sequence[int]) -> str:
     """What an observation says, without its tags where they are whole."""
     return self.format.observation_text(self.text(ids))
-
-  def read(self, tokens: np.ndarray, authors: np.ndarray) -> Reading:
-    """Reads a row of ACT back, by authors alone."""
-    steps, replies, num_turns = [], [], 1
-    text, calls, message = '', [], -1
-    for author, start, stop in runs(authors):
-      ids = tokens[start:stop]
-      if author == types.Author.ACT:
-        text, message = self.text(ids), message + 1
-        calls = self.calls(ids) if self.is_call(ids) else []
-        if not calls and ids[-1] in self.stop_ids[types.Role.ACT]:
-          replies.append(text)
-      elif author == types.Author.USER:
-        num_turns += 1
-      elif author in OBSERVING:
-        steps.append(
-          types.Step(
-            action=calls.pop(0),
-            action_text=text,
-            observation_text=self.observation_text(ids),
-            author=OBSERVING[author],
-            turn=len(replies),
-            message=message,
-          )
-        )
-    replied = (
-      len(authors) > 0
-      and authors[-1] == types.Author.ACT
-      and tokens[-1] in self.stop_ids[types.Role.ACT]
-      and not calls
-    )
-    return Reading(
-      steps=tuple(steps),
-      turn_replies=tuple(replies[:-1] if replied else replies),
-      reply=replies[-1] if replied else None,
-      num_turns=num_turns,
-    )
 
   def _calls(self, text: str) -> list[types.ToolCall | types.ParseError]:
     return self.format.calls(text, parallel=self._parallel)
