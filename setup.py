@@ -63,6 +63,7 @@ ENVS = [
   'deepdiff>=8',
   'docstring-parser>=0.16',
   'filelock>=3.13',
+  'huggingface-hub>=0.34',
   'loguru>=0.7',
   'mpmath>=1.3,<1.4',
   'overrides>=7',

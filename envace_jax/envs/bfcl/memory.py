@@ -207,7 +207,7 @@ def is_session(task_id: str) -> bool:
 def _has_encoder() -> bool:
   if pathlib.Path(_ENCODER).is_dir():
     return True
-  import huggingface_hub  # comes with sentence-transformers
+  import huggingface_hub
 
   found = huggingface_hub.try_to_load_from_cache(
     f'sentence-transformers/{_ENCODER}', 'modules.json'
