@@ -343,3 +343,29 @@ def test_policies_are_compared_on_the_tasks_that_both_were_judged_on(tmp_path):
   ):
     with pytest.raises(errors.UserError, match=why):
       comparison.compare([tmp_path / p for p in paths], seed=0)
+
+
+def test_what_a_task_went_on_from_is_in_its_cost_and_in_no_mean(tmp_path):
+  for name, wrong in (('a', ''), ('b', 'policy: gone')):
+    file = results.File(
+      tmp_path / name / 'results.jsonl',
+      {'benchmark': 'x', 'version': '1', 'policy': name},
+    )
+    one = {'category': 'c', 'trial': 0, 'calls': 3, 'tokens_out': 5}
+    for task, prerequisite, error in (
+      ('session', True, ''),
+      ('first', False, ''),
+      ('second', False, wrong),
+    ):
+      file.add(
+        results.Result(
+          task_id=task, prerequisite=prerequisite, error=error, **one
+        )
+      )
+    file.close()
+  said = comparison.compare([tmp_path / 'a', tmp_path / 'b'], seed=0)
+  rows = [
+    [c.strip() for c in r.split('|')[1:-1]] for r in said.splitlines()[4:]
+  ]
+  # Three attempts for two verdicts; two for the one that is left.
+  assert [row[5:7] for row in rows] == [['4.5', '7.5'], ['6.0', '10.0']]

@@ -103,16 +103,17 @@ def _difference(
 
 
 def _costs(found: Sequence[results.Result]) -> list[str]:
-  """Of an attempt, in the mean over those that were judged."""
-  judged = [one for one in found if not one.error]
-  if not judged:
+  """Of a judged attempt, in the mean, its share of prerequisites included."""
+  num_judged = sum(one.is_judged for one in found)
+  if not num_judged:
     return ['-'] * 3
+  made = [one for one in found if not one.error]
   return [
-    f'{sum(values) / len(judged):.1f}'
+    f'{sum(values) / num_judged:.1f}'
     for values in (
-      [one.calls for one in judged],
-      [one.tokens_out for one in judged],
-      [one.rehearsal_tokens for one in judged],
+      [one.calls for one in made],
+      [one.tokens_out for one in made],
+      [one.rehearsal_tokens for one in made],
     )
   ]
 
@@ -121,7 +122,7 @@ def _by_category(found: Sequence[results.Result]) -> dict[str, Values]:
   """Success of the judged attempts at each task, by category."""
   values: dict[str, Values] = {}
   for one in found:
-    if not one.error and not one.prerequisite:
+    if one.is_judged:
       tasks = values.setdefault(one.category, {})
       tasks.setdefault(one.task_id, []).append(float(one.success))
   return values

@@ -32,7 +32,7 @@ class Result:
   reward: float = 0.0
   success: bool = False
   reason: str = ''  # the benchmark's own name of a failure
-  capped: bool = False  # it was ended by the limit of steps
+  capped: bool = False  # it was ended by a limit of steps or of calls
   parts: types.Json = dataclasses.field(default_factory=dict)
   steps: int = 0  # replies of the policy
   calls: int = 0
@@ -48,6 +48,10 @@ class Result:
   @property
   def key(self) -> Key:
     return self.task_id, self.trial
+
+  @property
+  def is_judged(self) -> bool:
+    return not self.error and not self.prerequisite
 
 
 class File:
