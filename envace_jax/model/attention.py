@@ -82,7 +82,7 @@ def choose(config: config_lib.TransformerConfig, rows: int, length: int) -> str:
 
 def attend(
   q_BTNH: jax.Array,
-  k_BKSH: jax.Array,
+  k_BKHS: jax.Array,
   v_BKSH: jax.Array,
   visible: Visible,
   *,
@@ -95,9 +95,9 @@ def attend(
   """
   scale = q_BTNH.shape[-1] ** -0.5 if scale is None else scale
   if isinstance(visible, Segments):
-    return _splash(q_BTNH, k_BKSH, v_BKSH, visible, scale)
+    return _splash(q_BTNH, k_BKHS.swapaxes(2, 3), v_BKSH, visible, scale)
   if isinstance(visible, FusedMask):
-    k_BSKH, v_BSKH = (x.swapaxes(1, 2) for x in (k_BKSH, v_BKSH))
+    k_BSKH, v_BSKH = k_BKHS.transpose(0, 3, 1, 2), v_BKSH.swapaxes(1, 2)
     return jax.nn.dot_product_attention(
       q_BTNH,
       k_BSKH,
@@ -106,18 +106,18 @@ def attend(
       scale=scale,
       implementation='cudnn' if _platform() == 'gpu' else 'xla',
     )
-  return _reference(q_BTNH, k_BKSH, v_BKSH, visible, scale)
+  return _reference(q_BTNH, k_BKHS, v_BKSH, visible, scale)
 
 
-def _reference(q_BTNH, k_BKSH, v_BKSH, mask_BTS, scale):
+def _reference(q_BTNH, k_BKHS, v_BKSH, mask_BTS, scale):
   B, T, N, H = q_BTNH.shape
-  K = k_BKSH.shape[1]
+  K = k_BKHS.shape[1]
   # One matrix per key head, [G * T, H] x [H, S]: XLA on CPU runs the einsum
   # with separate G and T axes three times slower at T = 1.
   q_BKMH = q_BTNH.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4)
   q_BKMH = q_BKMH.reshape(B, K, N // K * T, H)
   score_BKMS = jnp.einsum(
-    'BKMH,BKSH->BKMS', q_BKMH, k_BKSH, preferred_element_type=jnp.float32
+    'BKMH,BKHS->BKMS', q_BKMH, k_BKHS, preferred_element_type=jnp.float32
   )
   score_BKGTS = score_BKMS.reshape(B, K, N // K, T, -1) * scale
   score_BKGTS = jnp.where(mask_BTS[:, None, None], score_BKGTS, _MASKED)

@@ -7,9 +7,10 @@ row is extended by writing at length_b and nothing is ever moved:
   extend by [2, 3, 0]   ->   row 1  f g h i . .
   capacity S = 6             row 2  j k l m . .     nothing written
 
-Layout is [B, K, S, H]: attention then reads contiguous [S, H] panels, several
-times faster in one-token decoding than [B, S, K, H]. One array per layer, not
-one stacked array: a stacked cache is copied whole by every step of a loop.
+Keys lie as [B, K, H, S] and values as [B, K, S, H]: the products of attention
+then read both in the order in which they lie, which in one-token decoding on a
+CPU takes a third of the time of keys that lie as values do. One array per layer,
+not one stacked array: a stacked cache is copied whole by every step of a loop.
 """
 
 from flax import linen as nn
@@ -22,13 +23,13 @@ from envace_jax.model import config as config_lib
 
 @flax.struct.dataclass
 class KVCache:
-  k: tuple[jax.Array, ...]  # one [B, K, S, H] per layer
-  v: tuple[jax.Array, ...]
+  k: tuple[jax.Array, ...]  # one [B, K, H, S] per layer
+  v: tuple[jax.Array, ...]  # one [B, K, S, H] per layer
   length: jax.Array  # [B] int32; above capacity: the row has overflowed
 
   @property
   def capacity(self) -> int:
-    return self.k[0].shape[2]
+    return self.v[0].shape[2]
 
 
 def empty(
@@ -40,14 +41,19 @@ def empty(
       f'cache capacity {capacity} exceeds model.max_len={config.max_len}; '
       'raise max_len or shorten the rows'
     )
-  shape = (batch, config.num_kv_heads, capacity, config.head_dim)
+  lead = (batch, config.num_kv_heads)
 
-  def zeros():
+  def zeros(*panel):
     return tuple(
-      jnp.zeros(shape, config.compute_dtype) for _ in range(config.num_layers)
+      jnp.zeros(lead + panel, config.compute_dtype)
+      for _ in range(config.num_layers)
     )
 
-  return KVCache(k=zeros(), v=zeros(), length=jnp.zeros((batch,), jnp.int32))
+  return KVCache(
+    k=zeros(config.head_dim, capacity),
+    v=zeros(capacity, config.head_dim),
+    length=jnp.zeros((batch,), jnp.int32),
+  )
 
 
 def repeat(cache: KVCache, group_size: int) -> KVCache:
@@ -63,9 +69,10 @@ def grow(cache: KVCache, capacity: int) -> KVCache:
       f'cannot grow a cache of capacity {cache.capacity} to {capacity}; '
       'pass the larger bucket'
     )
-  pad = lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, extra), (0, 0)))
+  none, free = (0, 0), (0, extra)
   return cache.replace(
-    k=tuple(pad(k) for k in cache.k), v=tuple(pad(v) for v in cache.v)
+    k=tuple(jnp.pad(k, (none, none, none, free)) for k in cache.k),
+    v=tuple(jnp.pad(v, (none, none, free, none)) for v in cache.v),
   )
 
 
@@ -80,14 +87,27 @@ def write_slots(
   return jnp.where(writable_BT, positions_BT, capacity)
 
 
-def write(
-  cache_BKSH: jax.Array, new_BTKH: jax.Array, slots_BT: jax.Array
+def write_keys(
+  cache_BKHS: jax.Array, new_BTKH: jax.Array, slots_BT: jax.Array
 ) -> jax.Array:
-  """Scatters tokens into their slots; slots past the end are dropped.
+  """Scatters keys into their slots; slots past the end are dropped.
 
   Dropped, not clamped: `dynamic_update_slice` would move an overflowing write
   back onto the row's newest real entries.
   """
+  rows_B1 = jnp.arange(cache_BKHS.shape[0])[:, None]
+  cache_BKHS = cache_BKHS.at[rows_B1, :, :, slots_BT].set(
+    new_BTKH.astype(cache_BKHS.dtype), mode='drop'
+  )
+  return nn.with_logical_constraint(
+    cache_BKHS, ('batch', 'kv_heads', 'head_dim', 'time')
+  )
+
+
+def write_values(
+  cache_BKSH: jax.Array, new_BTKH: jax.Array, slots_BT: jax.Array
+) -> jax.Array:
+  """Scatters values into their slots; slots past the end are dropped."""
   rows_B1 = jnp.arange(cache_BKSH.shape[0])[:, None]
   cache_BKSH = cache_BKSH.at[rows_B1, :, slots_BT].set(
     new_BTKH.astype(cache_BKSH.dtype), mode='drop'

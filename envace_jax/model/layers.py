@@ -29,7 +29,7 @@ _ACTIVATIONS = {
 # Standard deviation of a unit normal truncated to [-2, 2].
 _TRUNCATED_STD = 0.87962566103423978
 
-KeyValue = tuple[jax.Array, jax.Array]  # k_BKSH, v_BKSH
+KeyValue = tuple[jax.Array, jax.Array]  # k_BKHS, v_BKSH
 
 
 def partitioned_normal(std: float, names: tuple[str, ...]):
@@ -144,13 +144,14 @@ class Attention(nn.Module):
     q_BTNH = rope.rotate(q_BTNH, rotation)
     k_BTKH = rope.rotate(k_BTKH, rotation)
     if cache is None:
-      k_BKSH, v_BKSH = (x.swapaxes(1, 2) for x in (k_BTKH, v_BTKH))
+      k_BKHS = k_BTKH.transpose(0, 2, 3, 1)
+      v_BKSH = v_BTKH.swapaxes(1, 2)
     else:
-      k_BKSH = kv_cache.write(cache[0], k_BTKH, slots_BT)
-      v_BKSH = kv_cache.write(cache[1], v_BTKH, slots_BT)
-      cache = (k_BKSH, v_BKSH)
+      k_BKHS = kv_cache.write_keys(cache[0], k_BTKH, slots_BT)
+      v_BKSH = kv_cache.write_values(cache[1], v_BTKH, slots_BT)
+      cache = (k_BKHS, v_BKSH)
     out_BTNH = attention.attend(
-      q_BTNH, k_BKSH, v_BKSH, visible, scale=c.attention_scale
+      q_BTNH, k_BKHS, v_BKSH, visible, scale=c.attention_scale
     )
     # Residual branches add up: keep the sum of 2 * num_layers of them at 1.
     std = (2 * c.num_layers * c.num_heads * c.head_dim) ** -0.5

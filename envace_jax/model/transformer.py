@@ -151,14 +151,14 @@ class Transformer(nn.Module):
     full, sliding = visibility.of_cache(c, positions_BT, cache.capacity)
     keys, values = [], []
     for i in range(c.num_layers):
-      x_BTD, (k_BKSH, v_BKSH) = layers.Block(c, parent=None).apply(
+      x_BTD, (k_BKHS, v_BKSH) = layers.Block(c, parent=None).apply(
         {name: layer_params(tree, i) for name, tree in variables.items()},
         x_BTD,
         *(sliding if i in c.sliding_layers else full),
         (cache.k[i], cache.v[i]),
         slots_BT,
       )
-      keys.append(k_BKSH)
+      keys.append(k_BKHS)
       values.append(v_BKSH)
     T = x_BTD.shape[1]
     added_B = T if valid_BT is None else jnp.sum(valid_BT, axis=1)

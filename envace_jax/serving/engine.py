@@ -223,18 +223,15 @@ class Engine:
         self._extend_group(group[start : start + most], width)
 
   def _extend_group(self, group: Sequence[_Running], width: int) -> None:
-    size = self.capacity.size(len(group))
-    rows_P = np.full((size,), self.capacity.rows, np.int32)
-    ids_PW = np.zeros((size, width), np.int32)
-    count_P = np.zeros((size,), np.int32)
-    for i, running in enumerate(group):
-      window = running.unread[:width]
-      rows_P[i], count_P[i] = running.slot.index, len(window)
-      ids_PW[i, : len(window)] = window
     longest = max(r.slot.length + len(r.unread[:width]) for r in group)
     # A window may not be wider than the cache that it is written to.
     rung = self.capacity.rung(max(longest, width))
-    self._rows.extend(rows_P, ids_PW, count_P, rung)
+    self._rows.extend(
+      [running.slot.index for running in group],
+      [running.unread[:width] for running in group],
+      width,
+      rung,
+    )
     for running in group:
       self._slots.append(running.slot, running.unread[:width])
       running.unread = running.unread[width:]
@@ -249,8 +246,6 @@ class Engine:
     if not live:
       return
     c = self.capacity
-    rows_P = np.full((c.size(len(live)),), c.rows, np.int32)
-    rows_P[: len(live)] = [running.slot.index for running in live]
     # Who waits for a first token alone need not wait for a whole chunk; in
     # company, stopping for each newcomer would cost everybody.
     steps = c.chunk if any(running.said for running in live) else 1
@@ -260,7 +255,7 @@ class Engine:
       for r in live
     )
     said = self._rows.decode(
-      rows_P,
+      [running.slot.index for running in live],
       [(running.job, running.limit) for running in live],
       c.rung(longest),
       steps,

@@ -8,8 +8,9 @@ them, and puts them back:
 
 So a step costs what the rows concerned cost, however many others wait and
 however long they are. P, R and the width of a window come from small sets, and
-how a row is sampled is data: the set of programs is closed. A row number of B
-fills P up; it reads some row and writes none.
+how a row is sampled is data: the set of programs is closed. `rows_P` are P
+different rows, or None: all of them, in order, of which none need be gathered.
+A row among them that nothing is done to is put back as it was.
 """
 
 import functools
@@ -89,7 +90,7 @@ def extend_rows(
   model: transformer.Transformer,
   params,
   state: decode.DecodeState,
-  rows_P: jax.Array,
+  rows_P: jax.Array | None,
   ids_PW: jax.Array,
   authors_PW: jax.Array,
   count_P: jax.Array,
@@ -100,7 +101,7 @@ def extend_rows(
   part = _take(state, rows_P, rung)
   part = decode.append(part, ids_PW, authors_PW, count_P)
   part = decode.feed(model, params, part, ids_PW.shape[1])
-  return _put(state, part, rows_P, rung)
+  return _put(state, part, rows_P)
 
 
 @functools.partial(
@@ -113,7 +114,7 @@ def decode_rows(
   model: transformer.Transformer,
   params,
   state: decode.DecodeState,
-  rows_P: jax.Array,
+  rows_P: jax.Array | None,
   live_P: jax.Array,
   settings: RowSettings,
   steps: jax.Array,
@@ -128,7 +129,8 @@ def decode_rows(
   which some row filters by top-k or top-p, or wants to be told alternatives.
   """
   part = _take(state, rows_P, rung)
-  P, before_P = len(rows_P), part.length
+  before_P = part.length
+  (P,) = before_P.shape
   said = Said(
     count=jnp.zeros((P,), jnp.int32),
     stopped=jnp.zeros((P,), bool),
@@ -173,7 +175,7 @@ def decode_rows(
     body,
     (jnp.int32(0), part, live_P & (part.length < settings.limit), said),
   )
-  return _put(state, part, rows_P, rung), said
+  return _put(state, part, rows_P), said
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -236,12 +238,18 @@ def _report(logp_PV, token_P, *, detailed):
 
 
 def _take(state: decode.DecodeState, rows_P, rung: int) -> decode.DecodeState:
-  take = lambda x: jnp.take(x, rows_P, axis=0, mode='clip')
-  cut = lambda x: take(x[:, :, :rung])
+  """P rows with the first `rung` slots of their caches."""
+  if rows_P is None:
+    take = lambda x: x
+  else:
+    # One slice a row: XLA's gather on a CPU copies number by number.
+    take = lambda x: jnp.concatenate(
+      [jax.lax.dynamic_slice_in_dim(x, row, 1) for row in rows_P]
+    )
   return decode.DecodeState(
     cache=state.cache.replace(
-      k=tuple(map(cut, state.cache.k)),
-      v=tuple(map(cut, state.cache.v)),
+      k=tuple(take(k[..., :rung]) for k in state.cache.k),
+      v=tuple(take(v[:, :, :rung]) for v in state.cache.v),
       length=take(state.cache.length),
     ),
     tokens=take(state.tokens),
@@ -252,18 +260,15 @@ def _take(state: decode.DecodeState, rows_P, rung: int) -> decode.DecodeState:
   )
 
 
-def _put(state: decode.DecodeState, part: decode.DecodeState, rows_P, rung):
-  put = lambda old, new: old.at[rows_P].set(new, mode='drop')
-  paste = lambda old, new: old.at[rows_P, :, :rung].set(new, mode='drop')
-  return decode.DecodeState(
-    cache=state.cache.replace(
-      k=tuple(map(paste, state.cache.k, part.cache.k)),
-      v=tuple(map(paste, state.cache.v, part.cache.v)),
-      length=put(state.cache.length, part.cache.length),
-    ),
-    tokens=put(state.tokens, part.tokens),
-    authors=put(state.authors, part.authors),
-    logprobs=put(state.logprobs, part.logprobs),
-    length=put(state.length, part.length),
-    row_keys=state.row_keys,
-  )
+def _put(state: decode.DecodeState, part: decode.DecodeState, rows_P):
+  """The inverse of `_take`: what lies beyond the part stays."""
+
+  def put(old, new):
+    zeros = (0,) * (old.ndim - 1)
+    if rows_P is None:
+      return jax.lax.dynamic_update_slice(old, new, (0, *zeros))
+    for i, row in enumerate(rows_P):
+      old = jax.lax.dynamic_update_slice(old, new[i : i + 1], (row, *zeros))
+    return old
+
+  return jax.tree.map(put, state, part).replace(row_keys=state.row_keys)

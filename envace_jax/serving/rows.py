@@ -42,14 +42,14 @@ class Rows:
     self.open(0, 0, 0, 0, 0)
     for rung in c.ladder:
       for size in c.sizes:
-        nobody_P = np.full((size,), c.rows, np.int32)
+        rows = range(size)
         for width in c.widths:
           if width <= rung and size <= c.rows_in_window(width):
-            self.extend(nobody_P, np.zeros((size, width), np.int32),
-                              np.zeros((size,), np.int32), rung)  # fmt: skip
+            nothing = [np.zeros((0,), np.int32)] * size
+            self.extend(rows, nothing, width, rung)
             compiled += 1
         for detailed in (False, True):
-          self.decode(nobody_P, [], rung, 1, detailed=detailed)
+          self.decode(rows, [], rung, 1, detailed=detailed)
           compiled += 1
       self.score(np.zeros((rung,), np.int32))
       compiled += 1
@@ -73,12 +73,17 @@ class Rows:
 
   def extend(
     self,
-    rows_P: np.ndarray,
-    ids_PW: np.ndarray,
-    count_P: np.ndarray,
+    rows: Sequence[int],
+    windows: Sequence[np.ndarray],
+    width: int,
     rung: int,
   ) -> None:
-    """Appends tokens to some rows, and feeds them."""
+    """Appends up to `width` tokens to each of some rows, and feeds them."""
+    rows_P, places, size = self._placed(rows)
+    ids_PW = np.zeros((size, width), np.int32)
+    count_P = np.zeros((size,), np.int32)
+    for place, window in zip(places, windows, strict=True):
+      ids_PW[place, : len(window)], count_P[place] = window, len(window)
     self._state = programs.extend_rows(
       self._model, self._params, self._state, rows_P, ids_PW,
       np.full(ids_PW.shape, types.Author.PROMPT, np.int8), count_P, rung=rung,
@@ -86,22 +91,26 @@ class Rows:
 
   def decode(
     self,
-    rows_P: np.ndarray,
+    rows: Sequence[int],
     live: Sequence[tuple[jobs.Job, int]],
     rung: int,
     steps: int,
     *,
     detailed: bool,
   ) -> programs.Said:
-    """Samples tokens on the first rows of `rows_P`: whose, and up to where."""
-    live_P = np.zeros((len(rows_P),), bool)
-    live_P[: len(live)] = True
+    """Samples tokens on the first of `rows`: for whom, and up to where.
+
+    What is said is in the order of `rows`.
+    """
+    rows_P, places, size = self._placed(rows)
+    live_P = np.zeros((size,), bool)
+    live_P[places[: len(live)]] = True
     self._state, said = programs.decode_rows(
       self._model, self._params, self._state, rows_P, live_P,
-      _settings(live, len(rows_P)), np.int32(steps), rung=rung,
+      _settings(places, live, size), np.int32(steps), rung=rung,
       chunk=self._capacity.chunk, detailed=detailed,
     )  # fmt: skip
-    return jax.device_get(said)
+    return jax.tree.map(lambda x: x[places], jax.device_get(said))
 
   def score(self, ids: np.ndarray, top: int = 0) -> jobs.Tokens:
     """Log-probs of given tokens; from any thread, beside what is running."""
@@ -118,22 +127,33 @@ class Rows:
       top_logprobs=top_logprobs[:n, :top],
     )
 
+  def _placed(self, rows):
+    """Which rows a program takes, where among them `rows` are, how many."""
+    c, rows = self._capacity, np.asarray(rows, np.int32)
+    size = c.size(len(rows))
+    if size == c.rows:
+      return None, rows, size
+    others = np.setdiff1d(np.arange(c.rows, dtype=np.int32), rows)
+    rows_P = np.concatenate([rows, others[: size - len(rows)]])
+    return rows_P, np.arange(len(rows)), size
+
 
 def _settings(
-  live: Sequence[tuple[jobs.Job, int]], size: int
+  places: np.ndarray, live: Sequence[tuple[jobs.Job, int]], size: int
 ) -> programs.RowSettings:
-  asked = [job.sampling for job, _ in live]
-  fill = size - len(live)
-  stop_PK = np.full((size, MAX_STOPS), -1, np.int32)
-  for i, (job, _) in enumerate(live):
-    stop_PK[i, : len(job.stop_ids)] = job.stop_ids
-  return programs.RowSettings(
-    temperature=np.asarray(
-      [s.temperature for s in asked] + [0] * fill, np.float32
-    ),
-    top_k=np.asarray([s.top_k for s in asked] + [0] * fill, np.int32),
-    top_p=np.asarray([s.top_p for s in asked] + [1] * fill, np.float32),
-    limit=np.asarray([limit for _, limit in live] + [0] * fill, np.int32),
-    stop=stop_PK,
-    author=np.asarray([job.author for job, _ in live] + [0] * fill, np.int8),
+  settings = programs.RowSettings(
+    temperature=np.zeros((size,), np.float32),
+    top_k=np.zeros((size,), np.int32),
+    top_p=np.ones((size,), np.float32),
+    limit=np.zeros((size,), np.int32),
+    stop=np.full((size, MAX_STOPS), -1, np.int32),
+    author=np.zeros((size,), np.int8),
   )
+  for place, (job, limit) in zip(places, live, strict=False):
+    settings.temperature[place] = job.sampling.temperature
+    settings.top_k[place] = job.sampling.top_k
+    settings.top_p[place] = job.sampling.top_p
+    settings.limit[place] = limit
+    settings.stop[place, : len(job.stop_ids)] = job.stop_ids
+    settings.author[place] = job.author
+  return settings
