@@ -101,19 +101,25 @@ def test_write_past_capacity_changes_no_earlier_entry(tiny_model):
   cache = kv_cache.empty(config, 3, 6)
   _, cache = advance(model, params, cache, rows, [6, 5, 2], 6)
   _, after = advance(model, params, cache, rows, [3, 3, 3], 3)
-  for old, new in zip(cache.k + cache.v, after.k + after.v, strict=True):
+  slots_first = lambda cache: [
+    *(np.moveaxis(k_BKHS, 3, 1) for k_BKHS in cache.k),
+    *(np.moveaxis(v_BKSH, 2, 1) for v_BKSH in cache.v),
+  ]
+  for old, new in zip(slots_first(cache), slots_first(after), strict=True):
     for b, length in enumerate([6, 5, 2]):
-      np.testing.assert_array_equal(new[b, :, :length], old[b, :, :length])
-    assert not np.array_equal(new[1, :, 5], old[1, :, 5])  # the last slot fits
+      np.testing.assert_array_equal(new[b, :length], old[b, :length])
+    assert not np.array_equal(new[1, 5], old[1, 5])  # the last slot fits
   np.testing.assert_array_equal(after.length, [9, 8, 5])
 
 
 def test_negative_positions_do_not_wrap_around():
-  cache_BKSH = jnp.zeros((3, 1, 4, 2))
   slots_BT = kv_cache.write_slots(jnp.array([[-1], [4], [1]]), None, 4)
-  written = kv_cache.write(cache_BKSH, jnp.ones((3, 1, 1, 2)), slots_BT)
+  new_BTKH = jnp.ones((3, 1, 1, 2))
+  keys = kv_cache.write_keys(jnp.zeros((3, 1, 2, 4)), new_BTKH, slots_BT)
+  values = kv_cache.write_values(jnp.zeros((3, 1, 4, 2)), new_BTKH, slots_BT)
   expected_BS = [[0, 0, 0, 0], [0, 0, 0, 0], [0, 2, 0, 0]]
-  np.testing.assert_array_equal(written.sum((1, 3)), expected_BS)
+  np.testing.assert_array_equal(keys.sum((1, 2)), expected_BS)
+  np.testing.assert_array_equal(values.sum((1, 3)), expected_BS)
 
 
 @pytest.mark.parametrize('scan_layers', [False, True])

@@ -8,9 +8,10 @@ row is extended by writing at length_b and nothing is ever moved:
   capacity S = 6             row 2  j k l m . .     nothing written
 
 Keys lie as [B, K, H, S] and values as [B, K, S, H]: the products of attention
-then read both in the order in which they lie, which in one-token decoding on a
-CPU takes a third of the time of keys that lie as values do. One array per layer,
-not one stacked array: a stacked cache is copied whole by every step of a loop.
+then read both in the order in which they lie. In one-token decoding on a CPU
+that takes a third of the time of keys that lie as values do. One array per
+layer, not one stacked array: a stacked cache is copied whole by every step of a
+loop.
 """
 
 from flax import linen as nn
