@@ -221,3 +221,9 @@ def test_a_capacity_that_cannot_be_is_refused():
   made = capacities.fitting(rows=8, context=2048, queue=4)
   assert made.rung(1025) == 2048 and made.size(2) == 8
   assert made.rows_in_window(128) * 128 <= made.window_tokens
+
+
+def test_no_window_is_read_more_than_half_empty():
+  made = capacities.fitting(rows=8, context=2048, queue=4)
+  widths = [made.width(tokens) for tokens in (1, 16, 17, 64, 65, 128, 999)]
+  assert widths == [8, 8, 32, 32, 128, 128, 128]

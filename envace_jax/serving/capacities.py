@@ -33,6 +33,10 @@ class Capacity:
   def size(self, rows: int) -> int:
     return next(size for size in self.sizes if rows <= size)
 
+  def width(self, tokens: int) -> int:
+    """The narrowest window that reads so many in two, or the widest."""
+    return next((w for w in self.widths if tokens <= 2 * w), self.widths[-1])
+
   def rows_in_window(self, width: int) -> int:
     """As many as may be extended by so wide a window at a time."""
     fitting = [n for n in self.sizes if n * width <= self.window_tokens]
@@ -50,6 +54,6 @@ def fitting(*, rows: int, context: int, queue: int) -> Capacity:
     context=context,
     queue=queue,
     sizes=(*(n for n in (1, 8) if n < rows), rows),
-    widths=tuple(w for w in (16, 128) if w < context) or (context,),
+    widths=tuple(w for w in (8, 32, 128) if w < context) or (context,),
     ladder=(*ladder, context),
   )

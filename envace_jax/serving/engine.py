@@ -215,8 +215,7 @@ class Engine:
     c, groups = self.capacity, collections.defaultdict(list)
     for running in self._running:
       if left := len(running.unread):
-        fit = next((w for w in c.widths if left <= w), c.widths[-1])
-        groups[fit].append(running)
+        groups[c.width(left)].append(running)
     for width, group in sorted(groups.items()):
       most = c.rows_in_window(width)
       for start in range(0, len(group), most):
