@@ -8,19 +8,21 @@
                  trees (test_iid) and chains of what is trained (test_ood). The
                  official tasks are measured by `envace evaluate --benchmark`.
 
-A recorded attempt is a plan, really executed. In a share of them,
+A recorded attempt is really executed: a file task's plan, and of a ticket what
+a script calls that does not know its faults. In a share of them,
 `data.left_out`, one call is missing: what follows then meets a state that
 nobody planned for, and some calls really fail. A rehearser that has only seen
-plans would have seen no refusal.
+successes would have seen no refusal.
 """
 
 from collections.abc import Callable, Sequence
 import dataclasses
 import random
 
+from absl import logging
 import ml_collections
 
-from envace_jax import errors, types
+from envace_jax import errors, progress, types
 from envace_jax.envs import base as envs
 from envace_jax.envs import recording
 from envace_jax.text import tool_calls
@@ -34,11 +36,16 @@ class World:
 
   make_tasks: Callable[[ml_collections.ConfigDict], dict[str, list[types.Task]]]
   make_environment: Callable[[], envs.Environment]
+  # What is shown of a task; None: nothing, nobody here solves it. May reset.
+  shown: Callable[
+    [envs.Environment, types.Task], Sequence[types.ToolCall] | None
+  ]
   is_write: Callable[[str], bool]
 
 
 def tau2_telecom() -> World:
   """Raises UserError where the package is not installed."""
+  from envace_jax.envs.tau2 import demonstrations as tau2_demonstrations
   from envace_jax.envs.tau2 import package as tau2_package
   from envace_jax.envs.tau2 import telecom as tau2_telecom
 
@@ -46,6 +53,7 @@ def tau2_telecom() -> World:
   return World(
     make_tasks=_tickets,
     make_environment=tau2_telecom.TelecomEnvironment,
+    shown=tau2_demonstrations.calls,
     is_write=tau2_telecom.is_write,
   )
 
@@ -59,6 +67,7 @@ def bfcl_files() -> World:
   return World(
     make_tasks=_file_tasks,
     make_environment=bfcl_files.Files,
+    shown=lambda environment, task: task.plan,
     is_write=lambda name: name in bfcl_files.WRITES,
   )
 
@@ -87,39 +96,59 @@ def records(
 def demonstrations(
   world: World, config: ml_collections.ConfigDict, tasks: Sequence[types.Task]
 ) -> list[types.Demonstration]:
-  """`data.num_demonstrations` plans of the tasks in turn, executed."""
-  environment = world.make_environment()
+  """`data.num_demonstrations` attempts at the tasks in turn, executed.
+
+  Raises:
+    UserError: there is no attempt to show at any of the tasks.
+  """
+  c, environment, shown = config.data, world.make_environment(), []
+  tasks = tasks[: c.num_demonstrations]
   try:
+    with progress.bar('data: attempts to show', len(tasks), unit='task') as bar:
+      for task in tasks:
+        shown.append((task, world.shown(environment, task)))
+        bar.advance()
+    solved = [(task, calls) for task, calls in shown if calls]
+    if not solved and c.num_demonstrations:
+      raise errors.UserError(
+        f'data.world={c.world!r}: none of {len(tasks)} tasks is solved by what '
+        'makes its demonstrations; raise data.num_train'
+      )
+    logging.info(
+      'data: attempts to show at %d of %d tasks', len(solved), len(tasks)
+    )
     return [
-      _executed(environment, *_plan(config, tasks, i))
-      for i in range(config.data.num_demonstrations)
+      _executed(environment, *solved[i % len(solved)], _missing(c, i))
+      for i in range(c.num_demonstrations)
     ]
   finally:
     environment.close()
 
 
-def _plan(config, tasks, i: int) -> tuple[types.Task, int | None]:
-  """The task of demonstration i, and which call of its plan is missing."""
-  rng = random.Random(f'demonstration/{config.data.world_seed}/{i}')
-  task = tasks[i % len(tasks)]
-  lacks = rng.random() < config.data.left_out and len(task.plan) > 1
-  return task, rng.randrange(len(task.plan)) if lacks else None
+def _missing(c: ml_collections.ConfigDict, i: int) -> float | None:
+  """Where in demonstration i a call is left out, in [0, 1); None: nowhere."""
+  rng = random.Random(f'demonstration/{c.world_seed}/{i}')
+  return rng.random() if rng.random() < c.left_out else None
 
 
 def _executed(
-  environment: envs.Environment, task: types.Task, without: int | None
+  environment: envs.Environment,
+  task: types.Task,
+  calls: Sequence[types.ToolCall],
+  missing: float | None,
 ) -> types.Demonstration:
+  lacks = missing is not None and len(calls) > 1
+  without = int(missing * len(calls)) if lacks else None
   environment.reset(task)
-  calls = [call for i, call in enumerate(task.plan) if i != without]
   steps = []
-  for message, call in enumerate(calls):
+  for call in (call for i, call in enumerate(calls) if i != without):
     seen = environment.call(call)
     steps.append(
       types.Step(
         action=call,
         action_text=tool_calls.render_call(call),
         observation_text=seen.text,
-        message=message,
+        message=len(steps),
         outcome=seen.error or recording.SUCCESS,
       )
     )
@@ -128,8 +157,9 @@ def _executed(
     instruction=task.instruction,
     steps=tuple(steps),
     reply=task.plan_reply,
-    habit='expert' if without is None else 'one_call_less',
+    habit='one_call_less' if lacks else 'expert',
     tools=task.tools,
+    system=task.system,
   )
 
 

@@ -142,7 +142,7 @@ def rows(
       continue
     task = tasks[demo.task_id]
     act_prompt = data.template.prompt(
-      demo.instruction, demo.notes, demo.tools, task.system
+      demo.instruction, demo.notes, demo.tools, demo.system
     )
     made += data.template.demonstration_views(
       demo, (act_prompt, rehearse_prompt(task))
@@ -248,7 +248,11 @@ def _words(config, directory, demonstrations, published_policy) -> Words:
     return Words(tokenizer=tokenizer, row_format=row_format)
   path = directory / TOKENIZER_FILE
   if not path.exists():
-    texts = [text for demo in demonstrations for text in _texts(demo)]
+    texts = [
+      text
+      for demo in demonstrations
+      for text in _texts(demo, config.prompt.tools)
+    ]
     if config.data.world in desk_worlds.GENERATED:
       texts += desk_data.lexicon()  # values that no demonstration mentions
     trained = tokenizers.SentencePieceTokenizer.train(
@@ -261,8 +265,10 @@ def _words(config, directory, demonstrations, published_policy) -> Words:
   return Words(tokenizer=tokenizer, row_format=formats.Own(tokenizer))
 
 
-def _texts(demo: types.Demonstration) -> list[str]:
-  texts = [demo.instruction, demo.notes, demo.reply]
+def _texts(demo: types.Demonstration, shown: str) -> list[str]:
+  """What rows say, but for the words of a split view's own prompts."""
+  tools = formats.tools_text(demo.tools, shown)
+  texts = [demo.system, tools, demo.instruction, demo.notes, demo.reply]
   texts += [*demo.user_turns, *demo.turn_replies]
   for step in demo.steps:
     texts += [step.action_text, step.observation_text]

@@ -167,6 +167,7 @@ class Demonstration:
   notes: str = ''  # rehearsal memory shown in the prompt, '' for none
   habit: str = ''  # how the attempt was made, for statistics only
   tools: Sequence[Json] = ()
+  system: str = ''
   user_turns: Sequence[str] = ()  # after the instruction
   turn_replies: Sequence[str] = ()  # to the instruction and all but the last
 

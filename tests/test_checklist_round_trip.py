@@ -145,6 +145,7 @@ def pairs(draw):
     steps=tuple(steps),
     reply=replies[-1],
     tools=tools,
+    system=task.system,
     user_turns=task.user_turns,
     turn_replies=tuple(replies[:-1]),
   )
@@ -186,6 +187,7 @@ UNSAYABLE = {
   'instruction': lambda t, d: (dataclasses.replace(t, instruction='x'), d),
   'user_turns': lambda t, d: (dataclasses.replace(t, user_turns=()), d),
   'task_id': lambda t, d: (dataclasses.replace(t, id='x'), d),
+  'system': lambda t, d: (t, dataclasses.replace(d, system='Be rude.')),
   'turn_replies': lambda t, d: (t, dataclasses.replace(d, turn_replies=())),
   'steps': lambda t, d: (t, with_step(d, turn=2)),
   'action_text': lambda t, d: (

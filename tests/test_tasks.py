@@ -66,6 +66,7 @@ def make_demonstration(name: str) -> types.Demonstration:
         message=2,
       ),
     ),
+    system='Be brief.',
     user_turns=('And now?',),
     turn_replies=('no',),
     reply='sent',

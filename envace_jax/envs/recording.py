@@ -66,6 +66,7 @@ class Recorder:
       reply=self._replies[turns] if len(self._replies) > turns else '',
       habit=habit,
       tools=tuple(self._attempt.tools),
+      system=self._redact(self._attempt.system),
       user_turns=tuple(self._user_turns),
       turn_replies=tuple(self._replies[:turns]),
     )

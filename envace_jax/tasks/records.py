@@ -124,6 +124,7 @@ SCHEMAS = {
       'notes': _TEXT,
       'habit': _TEXT,
       'tools': _array(_TOOL),
+      'system': _TEXT,
       'user_turns': _array(_TEXT),
       'turn_replies': _array(_TEXT),
     },

@@ -80,6 +80,18 @@ class Turn:
   thought: str = ''  # before an action of such calls
 
 
+def tools_text(tools: Sequence[types.Json], shown: str) -> str:
+  """What a prompt of ours says of the tools, as `shown` of TOOLS_SHOWN."""
+  functions = [tool['function'] for tool in tools]
+  if shown == 'none':
+    return ''
+  if shown == 'names':
+    return ', '.join(function['name'] for function in functions)
+  if shown == 'signatures':
+    return signatures.signatures(functions)
+  return json.dumps(functions, ensure_ascii=False)
+
+
 class Format(Protocol):
   """Words and joints of a row."""
 
@@ -158,13 +170,7 @@ class Own:
     if opening.system:
       ids += [control['<|system|>'], *encode(opening.system), self._end]
     if opening.shown != 'none':
-      functions = [tool['function'] for tool in opening.tools]
-      if opening.shown == 'names':
-        text = ', '.join(function['name'] for function in functions)
-      elif opening.shown == 'signatures':
-        text = signatures.signatures(functions)
-      else:
-        text = json.dumps(functions, ensure_ascii=False)
+      text = tools_text(opening.tools, opening.shown)
       ids += [control['<|tools|>'], *encode(text), self._end]
     if opening.instruction is not None:
       ids += self.user_turn(opening.instruction)

@@ -16,10 +16,12 @@ from envace_jax.text import template as templates
 
 
 def rows(
-  template: templates.Template, demo: types.Demonstration, system: str = ''
+  template: templates.Template, demo: types.Demonstration
 ) -> list[templates.Span]:
   """The rows of an attempt; one more than prompts that broke a row."""
-  opening = template.opening(demo.instruction, demo.notes, demo.tools, system)
+  opening = template.opening(
+    demo.instruction, demo.notes, demo.tools, demo.system
+  )
   prompt = np.asarray(template.format.prompt(opening, ()), np.int32)
   row = [(prompt, np.full(len(prompt), types.Author.PROMPT, np.int8))]
   turns, made, before = template.turns(demo), [], types.Author.USER

@@ -139,7 +139,7 @@ class Template:
 
   def demonstration(self, demo: types.Demonstration) -> Span:
     """A recorded attempt as one row: (ids [T] int32, authors [T] int8)."""
-    prompt = self.prompt(demo.instruction, demo.notes, demo.tools)
+    prompt = self.prompt(demo.instruction, demo.notes, demo.tools, demo.system)
     return join([prompt, *self._stream(demo)])
 
   def demonstration_views(

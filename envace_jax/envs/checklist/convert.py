@@ -137,6 +137,7 @@ def _sample(value: types.Json) -> Sample:
     steps=steps,
     reply=replies[turns - 1],
     tools=task.tools,
+    system=system,
     user_turns=task.user_turns,
     turn_replies=tuple(replies[: turns - 1]),
   )

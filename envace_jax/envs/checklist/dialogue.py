@@ -69,6 +69,9 @@ def write(
   if tuple(task.user_turns) != tuple(demonstration.user_turns):
     fault = 'not those of the demonstration'
     raise schema.Invalid('dialogue', 'user_turns', fault)
+  if task.system != demonstration.system:
+    fault = 'not that of the demonstration'
+    raise schema.Invalid('dialogue', 'system', fault)
   if task.id != demonstration.task_id:
     fault = f'{demonstration.task_id!r} is another task'
     raise schema.Invalid('dialogue', 'task_id', fault)

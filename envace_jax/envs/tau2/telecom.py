@@ -36,8 +36,7 @@ TOOL_ERROR = 'tool_error'
 REPLY = 'The ticket is solved.'
 HANDED_OVER = 'I have transferred you to a human agent.'
 
-_CATEGORY, _DOMAIN = 'telecom_solo', 'telecom'
-# What shows that a ticket is solved: a call, and words of its answer.
+CATEGORY, _DOMAIN = 'telecom_solo', 'telecom'
 _PROOFS = {
   'mms_issue': ('can_send_mms', 'can send MMS messages'),
   'mobile_data_issue': ('run_speed_test', 'Excellent'),
@@ -124,7 +123,7 @@ def tools() -> Sequence[types.Json]:
   """All but `done`: a reply ends an episode."""
   return tuple(
     tool
-    for tool in tau2_data.tools(_CATEGORY)
+    for tool in tau2_data.tools(CATEGORY)
     if tool['function']['name'] != 'done'
   )
 
@@ -157,7 +156,7 @@ def make_tasks(split: str) -> list[types.Task]:
     ids = _new_ids()
   else:
     own = {'base_train': 'train', 'test': 'test'}[split]
-    ids = tau2_data.task_ids(_CATEGORY, own)
+    ids = tau2_data.task_ids(CATEGORY, own)
   return [_task(task_id) for task_id in sorted(ids, key=num_faults)]
 
 
@@ -171,13 +170,22 @@ def goal_hash(task_id: str) -> str:
   return hashlib.sha256(f'goal/{task_id}'.encode()).hexdigest()
 
 
+def proof(task_id: str) -> tuple[str, str]:
+  """What shows that a ticket is solved: a tool, and words of its answer."""
+  return _PROOFS[task_id.partition(']')[0].removeprefix('[')]
+
+
+def is_handed_over(calls: Sequence[types.ToolCall]) -> bool:
+  return any(call.name == _TRANSFER for call in calls)
+
+
 @functools.cache
 def _new_ids() -> Sequence[str]:
   """Tickets that are not the benchmark's, one for each initial state."""
-  base_ids = set(tau2_data.task_ids(_CATEGORY))
+  base_ids = set(tau2_data.task_ids(CATEGORY))
   seen = {_initial(task_id) for task_id in base_ids}
   ids = []
-  for task_id in tau2_data.task_ids(_CATEGORY, 'full'):
+  for task_id in tau2_data.task_ids(CATEGORY, 'full'):
     state = _initial(task_id)
     if task_id not in base_ids and state not in seen:
       seen.add(state)
@@ -196,9 +204,8 @@ def _initial(task_id: str) -> tuple[str, ...]:
 def _task(task_id: str) -> types.Task:
   task = tau2_data.shared_task(_DOMAIN, task_id)
   plan = [call for call, _ in tau2_oracles.gold_calls(task)]
-  handed_over = any(call.name == _TRANSFER for call in plan)
-  issue = task_id.partition(']')[0].removeprefix('[')
-  proof, words = _PROOFS[issue]
+  handed_over = is_handed_over(plan)
+  tool, words = proof(task_id)
   checklist = [
     types.Criterion(
       id=f'action_{i}',
@@ -214,7 +221,7 @@ def _task(task_id: str) -> types.Task:
   ]
   checklist.append(_restraint(plan))
   if not handed_over:
-    plan.append(types.ToolCall(name=proof, arguments={}))
+    plan.append(types.ToolCall(name=tool, arguments={}))
     checklist.append(
       types.Criterion(
         id='proof',
