@@ -96,6 +96,47 @@ def test_no_telecom_plan_survives_the_loss_of_its_last_action(bench):
     assert not play(bench, task_id, [*plan, last]).score().success
 
 
+def one_write_less(bench, task_id):
+  """The oracle's replies without the last call that changed something."""
+  domain = tau2_data.CATEGORIES[task_id.partition('/')[0]].domain
+  kit = tau2_data.environment(domain, solo=False).tools
+  replies, last = bench.oracle(task_id), None
+  attempt = bench.open(task_id)
+  for i, reply in enumerate(replies):
+    answers = attempt.respond(reply)
+    if any(kit.tool_type(call.name).value == 'write' for call in reply.calls):
+      assert len(reply.calls) == 1
+      last = last if answers[0].error else i
+  attempt.close()
+  return None if last is None else [*replies[:last], *replies[last + 1 :]]
+
+
+# Tasks whose plan changes nothing.
+WRITELESS = {'airline': 20, 'retail': 11}
+
+
+@pytest.mark.parametrize('category', WRITELESS)
+def test_without_a_write_a_conversation_fails(bench, category):
+  checked = 0
+  for task_id in bench.task_ids(category)[::6]:
+    if (replies := one_write_less(bench, task_id)) is not None:
+      checked += 1
+      outcome = play(bench, task_id, replies).score()
+      assert not outcome.success and 'DB' in outcome.reason, task_id
+  assert checked > 2
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize('category', WRITELESS)
+def test_no_conversation_survives_the_loss_of_a_write(bench, category):
+  plans = [one_write_less(bench, i) for i in bench.task_ids(category)]
+  assert plans.count(None) == WRITELESS[category]
+  for task_id, plan in zip(bench.task_ids(category), plans, strict=True):
+    if plan is not None:
+      assert not play(bench, task_id, plan).score().success, task_id
+
+
 def test_attempts_share_no_state(bench):
   """In threads, and in two orders, scores are the same."""
   ids = [
